@@ -1,0 +1,35 @@
+# Two commands to know: `make quickstart` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: quickstart test lint format clean
+
+quickstart: .venv/installed
+	$(BIN)/iterand reproduce digits
+
+test: .venv/installed-dev
+	$(BIN)/pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.venv/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "iterand needs Python 3.11 or newer; set PYTHON=...")'
+	$(PYTHON) -m venv .venv
+
+.venv/installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv runs build dist
