@@ -1,0 +1,25 @@
+"""Train neural networks by pruning random weights, never training one (IteRand)."""
+
+from iterand.distributions import Distribution, distribution_names, register_distribution
+from iterand.errors import IterandError
+from iterand.masking import MaskedLayer, fold_, masked_layers, prune_, scores
+from iterand.randomization import IterativeRandomization, randomize_
+from iterand.scheduling import SparsitySchedule
+from iterand.selection import calculate_mask
+
+__version__ = "0.1.0"
+__all__ = [
+    "Distribution",
+    "IterandError",
+    "IterativeRandomization",
+    "MaskedLayer",
+    "SparsitySchedule",
+    "calculate_mask",
+    "distribution_names",
+    "fold_",
+    "masked_layers",
+    "prune_",
+    "randomize_",
+    "register_distribution",
+    "scores",
+]

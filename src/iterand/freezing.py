@@ -1,0 +1,60 @@
+"""Biases and norms of a pruned model: fixed while it is pruned, free again once it is folded.
+
+Biases are zero; batch norm is non-affine, "which fixes its all learnable multipliers to 1 and all learnable bias terms
+to 0" (Appendix B).
+"""
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from iterand.targets import Owner
+
+# What freezing did to a module is noted on it, so that a copy of the model knows too.
+_FROZEN = "_iterand_frozen"
+_DROPPED = "_iterand_dropped"
+
+
+def freeze_biases_(places: list[Owner]) -> None:
+    """Set these parameters to zero and take them from training."""
+    for owner in places:
+        _freeze_(owner, 0.0)
+
+
+def freeze_norms_(places: list[Owner]) -> None:
+    """Take the affine part out of batch norms; fix that of other norms at one and zero."""
+    for owner in places:
+        module = owner.module
+        if isinstance(module, _NormBase):
+            module.affine = False
+            module.register_parameter(owner.attribute, None)
+            setattr(module, _DROPPED, [*getattr(module, _DROPPED, []), owner.attribute])
+        else:
+            _freeze_(owner, 1.0 if owner.attribute == "weight" else 0.0)
+
+
+def _freeze_(owner: Owner, value: float) -> None:
+    noted = getattr(owner.module, _FROZEN, {})
+    setattr(owner.module, _FROZEN, {**noted, owner.attribute: owner.parameter.requires_grad})
+    with torch.no_grad():
+        owner.parameter.fill_(value)
+    owner.parameter.requires_grad_(False)
+    owner.parameter.grad = None
+
+
+def thaw_(model: nn.Module) -> None:
+    """Undo the freezing; the values stay zero and one."""
+    for module in model.modules():
+        for attribute, trained in getattr(module, _FROZEN, {}).items():
+            getattr(module, attribute).requires_grad_(trained)
+        if isinstance(module, _NormBase) and hasattr(module, _DROPPED):
+            module.affine = True
+            like = module.running_mean if module.running_mean is not None else next(model.parameters())
+            for attribute in getattr(module, _DROPPED):
+                value = torch.full_like(like, 1.0 if attribute == "weight" else 0.0)
+                if value.shape != (module.num_features,):
+                    value = value.new_full((module.num_features,), 1.0 if attribute == "weight" else 0.0)
+                module.register_parameter(attribute, nn.Parameter(value))
+        for note in (_FROZEN, _DROPPED):
+            if hasattr(module, note):
+                delattr(module, note)

@@ -1,0 +1,321 @@
+"""Attach masks to any model (``prune_``), look at them, and fold them back into an ordinary module (``fold_``)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from iterand import distributions, freezing, selection, targets
+from iterand import sparsity as sparsities
+from iterand.parametrization import GlobalRanking, LayerRanking, Mask, Ranking, Settings
+from iterand.targets import Owner
+
+Model = TypeVar("Model", bound=nn.Module)
+Patterns = Sequence[str] | str
+RANKINGS = ("layer", "global")
+
+
+def prune_(
+    model: Model,
+    sparsity: float | Mapping[str, float],
+    *,
+    weights: str = "kaiming_uniform",
+    scores: str = "kaiming_uniform",
+    seed: int = 0,
+    ranking: str = "layer",
+    rank_by: str = "score",
+    allocation: str = "uniform",
+    floor: float = 0.0,
+    include: Patterns | None = None,
+    exclude: Patterns = (),
+    overrides: Mapping[str, float | str] | None = None,
+    biases: str = "zero",
+    norms: str = "fixed",
+) -> Model:
+    """Fill a model with random weights and mask them by trainable scores (Algorithm 1, line 1), in place.
+
+    Weights of linear, convolution, embedding, recurrent and attention layers are masked; afterwards only the scores,
+    and what was left alone, take gradients. A model that is refused is left as it was.
+
+    Args:
+        model: Any module.
+        sparsity: p, the share of weights pruned; or a mapping from patterns to it that covers every layer.
+        weights: D_param, the distribution of the weights.
+        scores: D_score, the distribution of the initial scores.
+        seed: With a tensor's qualified name and an index, all that a weight depends on.
+        ranking: ``"layer"``: scores compete within their tensor; ``"global"``: over the whole network.
+        rank_by: ``"score"``: the raw score; ``"magnitude"``: its absolute value.
+        allocation: ``"uniform"`` or ``"erk"``: how the sparsity is spread over layers that are ranked one by one.
+        floor: With global ranking, the share of its weights that every layer keeps in any case.
+        include: Glob patterns over qualified names of parameters or their modules: mask only these. Bare parameters
+            are masked only if a pattern, here or in ``overrides``, names them.
+        exclude: Glob patterns: leave these alone altogether.
+        overrides: Glob pattern → an own sparsity, or ``"dense"``: random weights that are all kept. The last match
+            counts; such a layer is ranked by itself.
+        biases: ``"zero"``: those of masked layers are set to zero and frozen; ``"keep"``: left as they are.
+        norms: ``"fixed"``: batch norm made non-affine, the affine part of other norms frozen at one and zero;
+            ``"keep"``: left as they are.
+    """
+    for name, value, known in (
+        ("ranking", ranking, RANKINGS),
+        ("rank_by", rank_by, selection.RANK_BY),
+        ("biases", biases, ("zero", "keep")),
+        ("norms", norms, ("fixed", "keep")),
+    ):
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+    for distribution in (weights, scores):
+        distributions.get_distribution(distribution)
+    root = unwrap(model)
+    for name in masked_layers(root):
+        raise ValueError(f"{name!r} is masked already; fold_ the model first")
+
+    overrides = overrides or {}
+    left_out = _as_list(exclude)
+    chosen = targets.choose(root, None if include is None else _as_list(include), left_out, list(overrides))
+    alone = _own_sparsities(chosen, overrides)
+    free = [name for name in chosen if name not in alone]
+    if isinstance(sparsity, Mapping):
+        alone |= _mapped_sparsities({name: chosen[name] for name in free}, sparsity)
+    elif ranking == "layer":
+        shapes = {name: chosen[name][0].parameter.shape for name in free}
+        alone |= sparsities.allocate(shapes, selection.check_sparsity(sparsity), allocation)
+    together = GlobalRanking()
+    plan: list[tuple[list[Owner], Settings, Ranking]] = []
+    for name, group in chosen.items():
+        settings = Settings(
+            name=name,
+            seed=seed,
+            weight_distribution=weights,
+            score_distribution=scores,
+            fan_in=distributions.fan_in(group[0].module, group[0].parameter),
+            sparsity=alone[name] if name in alone else selection.check_sparsity(cast(float, sparsity)),
+            ranking="layer" if name in alone else "global",
+            rank_by=rank_by,
+            floor=0.0 if name in alone else floor,
+        )
+        plan.append((group, settings, LayerRanking() if name in alone else together))
+    _refuse_empty(plan, together)
+
+    masked = {id(owner.module) for group in chosen.values() for owner in group}
+    places = targets.owners(root)
+    for group, settings, rank in plan:
+        mask = _attach(group, settings, rank)
+        if rank is together:
+            together.members.append(mask)
+    if together.members:
+        set_sparsity_(root, 1.0)
+        root.register_forward_pre_hook(together.begin, prepend=True)
+        root.register_forward_hook(together.end, always_call=True)
+    if biases == "zero":
+        freezing.freeze_biases_([place for place in places if place.kind == "bias" and id(place.module) in masked])
+    if norms == "fixed":
+        fixed = [place for place in places if place.kind == "norm" and not any(map(place.matches, left_out))]
+        freezing.freeze_norms_(fixed)
+    return model
+
+
+@dataclass(frozen=True)
+class MaskedLayer:
+    """One masked tensor of a model, with everything there is to know about it."""
+
+    name: str
+    """Its qualified name in this model."""
+    parametrization: Mask
+    weight: Tensor
+    """θ, the random weights, kept and pruned."""
+    owners: tuple[tuple[nn.Module, str], ...]
+    """The modules that hold it, and under which attribute; more than one if it is tied."""
+
+    @property
+    def mask(self) -> Tensor:
+        """m: true where the weight is kept."""
+        return self.parametrization.mask()
+
+    @property
+    def score(self) -> nn.Parameter:
+        """s."""
+        return self.parametrization.score
+
+    @property
+    def draw(self) -> Tensor:
+        """The round in which each weight was drawn last; 0 for the initial weights."""
+        return self.parametrization.draw
+
+
+def masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
+    """The masked tensors of a model by qualified name; a tied tensor once."""
+    found: dict[Mask, MaskedLayer] = {}
+    for path, module in unwrap(model).named_modules():
+        if not parametrize.is_parametrized(module):
+            continue
+        for attribute, parametrizations in cast(nn.ModuleDict, module.parametrizations).items():
+            mask = cast(nn.ModuleList, parametrizations)[0]
+            if not isinstance(mask, Mask):
+                continue
+            name = f"{path}.{attribute}" if path else attribute
+            first = found.get(mask)
+            owners = (*(first.owners if first else ()), (module, attribute))
+            weight = cast(Tensor, parametrizations.original)
+            found[mask] = MaskedLayer(first.name if first else name, mask, weight, owners)
+    return {layer.name: layer for layer in found.values()}
+
+
+def require_masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
+    """The masked tensors of a model that must have some."""
+    layers = masked_layers(model)
+    if not layers:
+        raise ValueError(f"{type(unwrap(model)).__name__} has no masked layer; call prune_ on it first")
+    return layers
+
+
+def scores(model: nn.Module) -> list[nn.Parameter]:
+    """The scores s of all masked layers: what an optimizer trains instead of weights."""
+    return [layer.score for layer in require_masked_layers(model).values()]
+
+
+def set_sparsity_(model: nn.Module, sparsity: float) -> None:
+    """Prune this share from now on, but in no layer more than its final sparsity."""
+    masks = [layer.parametrization for layer in require_masked_layers(model).values()]
+    ranked_together = [mask for mask in masks if mask.settings.ranking == "global"]
+    for mask in masks:
+        if mask.settings.ranking == "layer":
+            mask.kept.fill_(selection.kept_count(mask.score.numel(), min(sparsity, mask.settings.sparsity)))
+    if ranked_together:
+        final = min(sparsity, ranked_together[0].settings.sparsity)
+        shares = sparsities.split_kept([mask.score.numel() for mask in ranked_together], final)
+        for mask, share in zip(ranked_together, shares):
+            mask.kept.fill_(share)
+
+
+@torch.no_grad()
+def fold_(model: Model) -> Model:
+    """Replace every masked tensor by its masked weights, in place: an ordinary module again, free to be trained."""
+    root = unwrap(model)
+    folded = [(layer, layer.parametrization(layer.weight)) for layer in require_masked_layers(root).values()]
+    for layer, value in folded:
+        parameter = nn.Parameter(value)
+        for module, attribute in layer.owners:
+            _detach(module, attribute, parameter)
+    for module in root.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for number, hook in list(hooks.items()):
+                if isinstance(getattr(hook, "__self__", None), GlobalRanking):
+                    del hooks[number]
+                    module._forward_hooks_always_called.pop(number, None)
+    freezing.thaw_(root)
+    return model
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile and data-parallel wrappers."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = cast(nn.Module, model._orig_mod)
+        else:
+            return model
+
+
+def _as_list(patterns: Patterns) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns)
+
+
+def _own_sparsities(chosen: Mapping[str, list[Owner]], overrides: Mapping[str, float | str]) -> dict[str, float]:
+    """The sparsity of each layer that an override names."""
+    own: dict[str, float] = {}
+    for name, group in chosen.items():
+        asked: dict[str, float] = {}
+        for owner in group:
+            for pattern, value in overrides.items():
+                if owner.matches(pattern):
+                    what = f"overrides[{pattern!r}]"
+                    asked[owner.name] = 0.0 if value == "dense" else selection.check_sparsity(cast(float, value), what)
+        if len(set(asked.values())) > 1:
+            (a, p), (b, q), *_ = asked.items()
+            raise ValueError(f"{a!r} and {b!r} are one tied tensor, but ask for sparsity {p} and {q}; give one")
+        if asked:
+            own[name] = next(iter(asked.values()))
+    return own
+
+
+def _mapped_sparsities(chosen: Mapping[str, list[Owner]], sparsity: Mapping[str, float]) -> dict[str, float]:
+    """The sparsity of every layer from an explicit map."""
+    own = _own_sparsities(chosen, sparsity)
+    for name in chosen:
+        if name not in own:
+            raise ValueError(f"the sparsity map says nothing of {name!r}; add it, or '*' for the rest, or exclude it")
+    for pattern in sparsity:
+        targets.matching(pattern, [owner for group in chosen.values() for owner in group], "sparsity")
+    return own
+
+
+def _refuse_empty(plan: Iterable[tuple[list[Owner], Settings, Ranking]], together: GlobalRanking) -> None:
+    """Refuse settings that leave a layer without weights, or promise more than there is."""
+    budget = floors = 0
+    for group, settings, rank in plan:
+        count = group[0].parameter.numel()
+        kept = selection.kept_count(count, settings.sparsity)
+        if rank is together:
+            budget, floors = budget + kept, floors - int(-settings.floor * count // 1)
+        elif kept == 0:
+            raise ValueError(
+                f"sparsity {settings.sparsity:g} leaves none of the {count} weights of {settings.name!r}; "
+                "lower it, or give the layer an own one with overrides="
+            )
+    if floors > budget or (floors == 0 and budget == 0 and any(rank is together for *_, rank in plan)):
+        raise ValueError(
+            f"the network keeps {budget} weights and its layers must keep {floors}; lower floor= or sparsity"
+        )
+
+
+@torch.no_grad()
+def _attach(group: list[Owner], settings: Settings, ranking: Ranking) -> Mask:
+    first, *tied = group
+    parameter = first.parameter
+    parameter.requires_grad_(False)
+    parameter.grad = None
+    mask = Mask(parameter, settings, ranking)
+    parameter.copy_(mask.weight())
+    parametrize.register_parametrization(first.module, first.attribute, mask, unsafe=True)
+    _read_live(first.module)
+    shared = cast(nn.ModuleDict, first.module.parametrizations)[first.attribute]
+    for owner in tied:
+        parametrize.register_parametrization(owner.module, owner.attribute, nn.Identity(), unsafe=True)
+        cast(nn.ModuleDict, owner.module.parametrizations)[owner.attribute] = shared
+        _read_live(owner.module)
+    return mask
+
+
+def _read_live(module: nn.Module) -> None:
+    """Make a recurrent layer, which keeps a list of its weights, read them each time instead."""
+    if isinstance(module, nn.RNNBase):
+        # torch.compile leaves recurrent layers out, so it must not compile a mask for each of their weights either.
+        read = torch.compiler.disable(lambda self: [getattr(self, name) for name in self._flat_weights_names])
+        live = property(read, lambda self, value: None)
+        module.__dict__.pop("_flat_weights", None)
+        dynamic = cast(Any, type(module))  # the class that parametrize made for this module alone
+        dynamic._flat_weights = live
+        dynamic._init_flat_weights = dynamic._update_flat_weights = lambda self: None
+
+
+def _detach(module: nn.Module, attribute: str, parameter: nn.Parameter) -> None:
+    # torch's own removal edits the class, which a deep copy of the module shares; here the module gets another one.
+    parametrizations = cast(nn.ModuleDict, module.parametrizations)
+    del parametrizations[attribute]
+    dynamic = type(module)
+    if len(parametrizations) == 0:
+        del module.parametrizations
+        module.__class__ = dynamic.__bases__[0]
+    else:
+        rest = {
+            name: value for name, value in vars(dynamic).items() if name not in (attribute, "__dict__", "__weakref__")
+        }
+        module.__class__ = type(dynamic.__name__, dynamic.__bases__, rest)
+    module.register_parameter(attribute, parameter)
+    if isinstance(module, nn.RNNBase):
+        module._init_flat_weights()

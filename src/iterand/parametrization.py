@@ -1,0 +1,221 @@
+"""The parametrization of one masked tensor: weight ⊙ mask forward, straight-through gradient to the score.
+
+The mask is computed from the scores each time the tensor is read, so there is none that could be stale.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from iterand import distributions, philox, selection
+from iterand.selection import Cut
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a masked tensor is made from; with its draws it says everything about the weights."""
+
+    name: str
+    """Qualified name in the pruned model: the tensor's identity for the generator."""
+    seed: int
+    weight_distribution: str
+    score_distribution: str
+    fan_in: int
+    sparsity: float
+    """p once any schedule has run out."""
+    ranking: str
+    rank_by: str
+    floor: float
+
+
+class _MaskedWeight(torch.autograd.Function):
+    """θ ⊙ m, and in the backward pass ∂L/∂s = θ ⊙ ∂L/∂(θ ⊙ m) (Algorithm 2, line 3)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, ranked: Tensor, threshold: Tensor, last: Tensor) -> Tensor:
+        # Not a product: that would leave −0 for pruned negative weights. A threshold that is NaN spreads instead of
+        # leaving a silent network of zeros.
+        zero = torch.where(threshold.isnan(), threshold, 0.0).to(weight.dtype)
+        return torch.where(selection.keeps(ranked, Cut(threshold, last)), weight, zero)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None]:
+        (weight,) = ctx.saved_tensors
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        return None, (gradient * weight).to(torch.float32), None, None
+
+
+class Ranking(Protocol):
+    """Which scores compete with which."""
+
+    def cut(self, mask: "Mask") -> Cut:
+        """The cut of one masked tensor under the present scores."""
+        ...
+
+
+class LayerRanking:
+    """Scores compete within their tensor (the paper's experiments)."""
+
+    def cut(self, mask: "Mask") -> Cut:
+        """The cut of this tensor's own scores."""
+        return selection.cut(mask.ranked(), mask.kept, mask.settings.name)
+
+
+class GlobalRanking:
+    """Scores compete across the whole network (the paper's text).
+
+    A forward pass of the pruned model finds the cut once, when it begins, and drops it when it ends. Any other reading
+    of a tensor (a submodule called by itself, say) finds it anew: slower, never stale.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[Mask] = []
+        self._open: list[list[Cut]] = []
+
+    def cuts(self) -> list[Cut]:
+        """The cuts of all members under the present scores."""
+        kept = torch.stack([mask.kept for mask in self.members]).sum()
+        floors = [mask.floor_count for mask in self.members]
+        names = [mask.settings.name for mask in self.members]
+        return selection.cut_together([mask.ranked() for mask in self.members], kept, floors, names)
+
+    def cut(self, mask: "Mask") -> Cut:
+        """The cut of one member."""
+        cuts = self._open[-1] if self._open else self.cuts()
+        return cuts[self.members.index(mask)]
+
+    def begin(self, module: nn.Module, inputs: Any) -> None:
+        """Forward pre-hook of the pruned model."""
+        self._open.append(self.cuts())
+
+    def end(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Forward hook of the pruned model; called also if the pass failed."""
+        if self._open:
+            self._open.pop()
+
+
+class Mask(nn.Module):
+    """The state of one masked tensor: its scores s, the draw every weight holds, and how many weights are kept."""
+
+    draw: Tensor
+    kept: Tensor
+
+    def __init__(self, weight: Tensor, settings: Settings, ranking: Ranking) -> None:
+        super().__init__()
+        self.settings = settings
+        self.ranking = ranking
+        self.history: list[tuple[int, int]] = []
+        """Randomization so far, run-length coded: (coin threshold of a round, how many rounds in a row had it)."""
+        scores = distributions.sample(
+            distributions.get_distribution(settings.score_distribution),
+            weight.numel(),
+            settings.fan_in,
+            self.key,
+            stream=philox.SCORE,
+            device=weight.device,
+        )
+        self.score = nn.Parameter(scores.view(weight.shape))
+        self.register_buffer("draw", torch.zeros(weight.shape, dtype=torch.int32, device=weight.device))
+        kept = selection.kept_count(weight.numel(), settings.sparsity)
+        self.register_buffer("kept", torch.tensor(kept, device=weight.device))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """θ ⊙ m for the weights θ."""
+        threshold, last = self.ranking.cut(self)
+        masked: Tensor = _MaskedWeight.apply(weight, self.ranked(), threshold, last)  # type: ignore[no-untyped-call]
+        return masked
+
+    def ranked(self) -> Tensor:
+        """What is ranked of the scores."""
+        return selection.rank(self.score, self.settings.rank_by)
+
+    @torch.no_grad()
+    def mask(self) -> Tensor:
+        """m: true where the weight is kept."""
+        ranked = self.ranked()
+        if ranked.isnan().any():
+            raise selection.nan_error(self.settings.name)
+        return selection.keeps(ranked, self.ranking.cut(self))
+
+    @property
+    def distribution(self) -> distributions.Distribution:
+        """D_param."""
+        return distributions.get_distribution(self.settings.weight_distribution)
+
+    @property
+    def key(self) -> philox.Key:
+        """The tensor's key of the generator."""
+        return philox.key(self.settings.seed, self.settings.name)
+
+    @property
+    def rounds(self) -> int:
+        """R: how often the pruned weights were randomized."""
+        return sum(count for _, count in self.history)
+
+    @property
+    def floor_count(self) -> int:
+        """How many weights a global ranking must leave to this tensor."""
+        return -int(-self.settings.floor * self.score.numel() // 1)
+
+    def add_round(self, threshold: int) -> None:
+        """Note a round of randomization with this coin."""
+        if self.history and self.history[-1][0] == threshold:
+            self.history[-1] = (threshold, self.history[-1][1] + 1)
+        else:
+            self.history.append((threshold, 1))
+
+    @torch.no_grad()
+    def weight(self) -> Tensor:
+        """θ in float32, computed from the draws alone."""
+        draw = self.draw.view(-1)
+        values = torch.empty(draw.numel(), device=draw.device)
+        for part in philox.chunks(draw.numel()):
+            words = philox.philox(philox.indices(part, draw.device), draw[part], self.key)
+            values[part] = self.distribution.values(words, self.settings.fan_in)
+        return values.view(self.draw.shape)
+
+    def get_extra_state(self) -> Tensor:
+        """Settings and history as JSON in bytes: a tensor, so that any safe format can hold it."""
+        text = json.dumps({"settings": asdict(self.settings), "history": self.history})
+        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Become what the state says: its weights were drawn under these settings."""
+        loaded = json.loads(bytes(state.cpu().tolist()))
+        settings = Settings(**loaded["settings"])
+        if settings.ranking != self.settings.ranking:
+            raise ValueError(
+                f"{self.settings.name!r} is ranked per {self.settings.ranking}, the state per {settings.ranking}; "
+                f"prune_ with ranking={settings.ranking!r}"
+            )
+        self.settings = settings
+        self.history = [(threshold, count) for threshold, count in loaded["history"]]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # Scores stay float32 and every tensor stays in the order of its indices, whatever .to() asks of the weights.
+        score, gradient = self.score.data, self.score.grad
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = self.score.device
+        if self.score.dtype != torch.float32:
+            self.score.grad = None
+            self.score.data = score.to(device)
+            self.score.grad = None if gradient is None else gradient.to(device, torch.float32)
+        self.score.data = self.score.data.contiguous()
+        self.draw = self.draw.contiguous()
+        return self
+
+    def extra_repr(self) -> str:
+        """One line for print(model)."""
+        settings = self.settings
+        return f"{settings.weight_distribution}, sparsity={settings.sparsity}, ranking={settings.ranking}"

@@ -1,0 +1,49 @@
+"""The sparsity over time, as a stepper."""
+
+from typing import Any
+
+from torch import nn
+
+from iterand import sparsity as sparsities
+from iterand.masking import require_masked_layers, set_sparsity_
+from iterand.selection import check_sparsity
+
+
+class SparsitySchedule:
+    """Raise the sparsity from ``start`` to its final value over ``steps`` steps; call ``step()`` once an iteration.
+
+    ``linear``, or ``cubic`` (Zhu and Gupta, 2017: fast first, slow at the end). Each layer goes as far as its own
+    final sparsity.
+    """
+
+    def __init__(self, model: nn.Module, schedule: str = "cubic", *, steps: int, start: float = 0.0) -> None:
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"steps is {steps!r}; it is a number of iterations, at least 1")
+        sparsities.progress(schedule, 0)
+        layers = require_masked_layers(model).values()
+        self.model = model
+        self.schedule = schedule
+        self.steps = steps
+        self.start = check_sparsity(start, "start")
+        self.final = max(layer.parametrization.settings.sparsity for layer in layers)
+        self.iteration = 0
+        self._apply()
+
+    def step(self) -> None:
+        """Count one iteration and set the sparsity it calls for."""
+        self.iteration += 1
+        if self.iteration <= self.steps:
+            self._apply()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The count of iterations."""
+        return {"iteration": self.iteration}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+        self.iteration = int(state["iteration"])
+        self._apply()
+
+    def _apply(self) -> None:
+        gone = sparsities.progress(self.schedule, self.iteration / self.steps)
+        set_sparsity_(self.model, min(self.start, self.final) * (1 - gone) + self.final * gone)

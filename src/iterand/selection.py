@@ -1,0 +1,137 @@
+"""CalculateMask (Section 2): which weights are kept, as an exact cut through the scores.
+
+The mask that keeps the top of n scores is described by two numbers, a threshold t and the last index c that still gets
+in where scores are equal:
+
+    m_i = 1  if  s_i > t  or  (s_i = t and i ≤ c)
+
+so the number of kept weights is exact whatever the ties: the lower index wins.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Cut(NamedTuple):
+    """A mask in two numbers (0-dimensional tensors, so that finding one never waits for a device)."""
+
+    threshold: Tensor
+    last: Tensor
+
+
+def kept_count(count: int, sparsity: float) -> int:
+    """How many of ``count`` weights are kept at this sparsity p: exactly n − round(p·n)."""
+    return count - round(sparsity * count)
+
+
+def check_sparsity(sparsity: float, what: str = "sparsity") -> float:
+    """The sparsity itself, if it is one."""
+    if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 <= sparsity <= 1:
+        raise ValueError(f"{what} is {sparsity!r}; it is the share of weights pruned, from 0 to 1")
+    return float(sparsity)
+
+
+def nan_error(name: str) -> ValueError:
+    """What to say of scores that cannot be ranked."""
+    return ValueError(f"the scores of {name!r} contain NaN, so they cannot be ranked; lower the learning rate")
+
+
+@torch.library.custom_op("iterand::cut", mutates_args=())
+def _cut(scores: Tensor, kept: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    # An operator of its own, so that torch.compile takes it as it is.
+    if scores.device.type == "cpu":
+        return _cut_by_partition(scores, int(kept), name)
+    return _cut_by_sort(scores, kept)
+
+
+@_cut.register_fake
+def _(scores: Tensor, kept: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(()), kept.new_empty(())
+
+
+def _cut_by_partition(scores: Tensor, kept: int, name: str) -> tuple[Tensor, Tensor]:
+    # The dot product is NaN exactly if a score is: squares cannot cancel.
+    if torch.dot(scores, scores).isnan():
+        raise nan_error(name)
+    if kept == 0:
+        return torch.tensor(math.inf, dtype=scores.dtype), torch.tensor(-1)
+    values = scores.numpy()
+    position = values.size - kept
+    threshold = np.partition(values, position)[position]
+    above = np.count_nonzero(values > threshold)
+    tied = np.flatnonzero(values == threshold)
+    return torch.tensor(threshold), torch.tensor(tied[kept - above - 1])
+
+
+def _cut_by_sort(scores: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    # No wait for the device here, so NaN cannot raise: it becomes the threshold, and from there every weight's value.
+    values, order = torch.sort(scores, descending=True, stable=True)
+    position = (kept - 1).clamp(min=0).reshape(1)
+    threshold, last = values[position].squeeze(0), order[position].squeeze(0)
+    threshold = torch.where(kept > 0, threshold, math.inf)
+    threshold = torch.where(values[0].isnan(), math.nan, threshold)
+    return threshold, torch.where(kept > 0, last, -1)
+
+
+def cut(scores: Tensor, kept: Tensor, name: str = "scores") -> Cut:
+    """The cut that keeps ``kept`` (a whole number in a tensor) of the scores of one layer."""
+    return Cut(*_cut(scores.detach().reshape(-1), kept, name))
+
+
+def cut_together(scores: Sequence[Tensor], kept: Tensor, floors: Sequence[int], names: Sequence[str]) -> list[Cut]:
+    """The cuts of several layers ranked as one: ``kept`` of all their scores, and of each layer at least its floor.
+
+    A layer's floor is met by its own highest scores; the rest of the budget goes to the highest scores of the network.
+    Either way a layer keeps its own top, so what comes out is again one cut a layer.
+    """
+    flat = torch.cat([score.detach().reshape(-1) for score in scores])
+    sizes = [score.numel() for score in scores]
+    offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+    if not any(floors):
+        threshold, last = cut(flat, kept, ", ".join(names))
+        return [Cut(threshold, last - offset) for offset in offsets]
+    own = [cut(score, kept.new_tensor(floor), name) for score, floor, name in zip(scores, floors, names)]
+    flat.clamp_(max=torch.finfo(flat.dtype).max)
+    for part, score, floor_cut in zip(torch.split(flat, sizes), scores, own):
+        part.masked_fill_(keeps(score.detach(), floor_cut).reshape(-1), math.inf)
+    threshold, last = cut(flat, kept, ", ".join(names))
+    cuts = []
+    for offset, floor_cut in zip(offsets, own):
+        local = last - offset
+        wider = (floor_cut.threshold < threshold) | ((floor_cut.threshold == threshold) & (floor_cut.last > local))
+        cuts.append(Cut(torch.where(wider, floor_cut.threshold, threshold), torch.where(wider, floor_cut.last, local)))
+    return cuts
+
+
+def keeps(scores: Tensor, cut: Cut) -> Tensor:
+    """The mask m of a cut: true where the weight is kept."""
+    kind = torch.int32 if scores.numel() < 1 << 31 else torch.int64
+    index = torch.arange(scores.numel(), dtype=kind, device=scores.device).view(scores.shape)
+    return (scores > cut.threshold) | ((scores == cut.threshold) & (index <= cut.last))
+
+
+def calculate_mask(scores: Tensor, sparsity: float, *, rank_by: str = "score") -> Tensor:
+    """CalculateMask(s): true for the top 100(1 − p) % of the scores.
+
+    ``rank_by="magnitude"`` ranks |s| instead (Ramanujan et al.).
+    """
+    ranked = rank(scores, rank_by).detach()
+    if ranked.isnan().any():
+        raise nan_error("scores")
+    kept = torch.tensor(kept_count(scores.numel(), check_sparsity(sparsity)), device=scores.device)
+    return keeps(ranked, cut(ranked, kept))
+
+
+RANK_BY = ("score", "magnitude")
+
+
+def rank(scores: Tensor, rank_by: str) -> Tensor:
+    """What is ranked: the raw scores (the paper), or their magnitude."""
+    if rank_by not in RANK_BY:
+        raise ValueError(f"rank_by is {rank_by!r}; it must be one of {', '.join(RANK_BY)}")
+    return scores.abs() if rank_by == "magnitude" else scores

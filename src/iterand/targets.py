@@ -1,0 +1,117 @@
+"""What there is to mask in a model: its parameters, who owns them, and what kind each is."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import is_lazy
+
+_LINEAR = (nn.Linear, nn.Bilinear, _ConvNd, nn.Embedding, nn.EmbeddingBag)
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+_NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class Owner:
+    """One place where a parameter is held: ``module.attribute``."""
+
+    path: str
+    attribute: str
+    module: nn.Module
+    parameter: nn.Parameter
+
+    @property
+    def name(self) -> str:
+        """The parameter's qualified name."""
+        return f"{self.path}.{self.attribute}" if self.path else self.attribute
+
+    @property
+    def kind(self) -> str:
+        """``weight`` (masked by default), ``bias``, ``norm``, or ``bare`` (masked if named)."""
+        if isinstance(self.module, _NORMS):
+            return "norm"
+        attention = isinstance(self.module, nn.MultiheadAttention)
+        if attention or isinstance(self.module, _LINEAR + _RECURRENT):
+            return "bias" if "bias" in self.attribute else "weight"
+        return "bare"
+
+    def matches(self, pattern: str) -> bool:
+        """Whether a glob pattern fits the parameter's qualified name, or its module's."""
+        return fnmatchcase(self.name, pattern) or fnmatchcase(self.path, pattern)
+
+
+def owners(model: nn.Module) -> list[Owner]:
+    """Every place in the model that holds a parameter, in the order of its modules."""
+    return [
+        Owner(path, attribute, module, parameter)
+        for path, module in model.named_modules()
+        for attribute, parameter in module._parameters.items()
+        if parameter is not None
+    ]
+
+
+def matching(pattern: str, candidates: Iterable[Owner], what: str) -> list[Owner]:
+    """The owners a pattern fits; at least one, or the pattern is a mistake."""
+    candidates = list(candidates)
+    found = [owner for owner in candidates if owner.matches(pattern)]
+    if not found:
+        names = [name for owner in candidates for name in (owner.name, owner.path)]
+        close = difflib.get_close_matches(pattern, names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"the names are like {', '.join(names[::2][:3])}"
+        raise ValueError(f"{what} pattern {pattern!r} matches nothing that can be masked; {hint}")
+    return found
+
+
+def choose(
+    model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str], named: Sequence[str]
+) -> dict[str, list[Owner]]:
+    """The parameters to mask, by the name of their first owner, each with all its owners (a tied one has several).
+
+    ``include`` narrows the choice, ``named`` adds to it, ``exclude`` takes away.
+    """
+    everything = owners(model)
+    maskable = [owner for owner in everything if owner.kind in ("weight", "bare")]
+    wanted = list(named) + list(include or ())
+    for pattern in wanted:
+        matching(pattern, maskable, "include" if pattern not in named else "overrides")
+    for pattern in exclude:
+        matching(pattern, everything, "exclude")
+
+    groups: dict[int, list[Owner]] = {}
+    for owner in maskable:
+        groups.setdefault(id(owner.parameter), []).append(owner)
+    chosen = {}
+    for group in groups.values():
+        out = [owner for owner in group if any(owner.matches(pattern) for pattern in exclude)]
+        into = [
+            owner
+            for owner in group
+            if owner not in out
+            and (any(owner.matches(pattern) for pattern in wanted) or (include is None and owner.kind == "weight"))
+        ]
+        if into and out:
+            raise ValueError(
+                f"{into[0].name!r} and {out[0].name!r} are one tied tensor, and only one of them is excluded; "
+                "exclude both or neither"
+            )
+        if into:
+            _refuse_unfit(into[0])
+            chosen[into[0].name] = group
+    if not chosen:
+        raise ValueError(f"{type(model).__name__} has nothing to mask: no linear, convolution, embedding, recurrent or "
+                         "attention layer is left; name a bare parameter with include=")  # fmt: skip
+    return chosen
+
+
+def _refuse_unfit(owner: Owner) -> None:
+    if is_lazy(owner.parameter):
+        raise ValueError(f"{owner.name!r} has no shape yet; run one forward pass before pruning")
+    if not owner.parameter.is_floating_point():
+        raise ValueError(f"{owner.name!r} is {owner.parameter.dtype}; only real floating-point weights can be masked")
+    if owner.parameter.numel() == 0:
+        raise ValueError(f"{owner.name!r} is empty, so there is nothing to mask; exclude it")
