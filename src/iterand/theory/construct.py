@@ -1,0 +1,143 @@
+"""The construction of Theorem 4.1: a masked random network of twice the depth that approximates a given target.
+
+What comes out is what ``prune_`` and R − 1 rounds of ``randomize_`` at rate 1 would leave, had the masks kept every
+weight from the draw on at which the search stopped: an ordinary masked model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from iterand import masking, philox
+from iterand.theory import bounds, exact
+from iterand.theory.exact import Tolerance
+from iterand.theory.search import Found, search
+from iterand.theory.target import matrices
+
+LARGEST = 1 << 24  # weights of a random network that is built
+_BAD = 4.0  # more than any distance of two numbers from -1 to 1
+
+
+class State(NamedTuple):
+    """What the mask of a tensor keeps, and the draw each of its weights holds."""
+
+    mask: Tensor
+    draw: Tensor
+
+
+@dataclass(frozen=True)
+class Construction:
+    """A masked model, and whether the event of the proof happened while it was drawn."""
+
+    model: nn.Sequential
+    held: bool
+    """Every weight the masks keep came within its tolerance; the repaired theorem then promises the error ε."""
+    rounds: int
+    copies: list[int]
+    tolerances: list[Tolerance]
+
+
+def construct(
+    target: nn.Sequential, epsilon: float, delta: float, rounds: int | None = None, seed: int = 0
+) -> Construction:
+    """Approximate a target within ε for all ‖x‖∞ ≤ 1 with probability 1 − δ, by the repaired theorem.
+
+    Args:
+        target: Linear layers without bias and of Frobenius norm at most 1, with ReLU between them.
+        epsilon: ε, the error allowed in the 2-norm.
+        delta: δ, the probability of failure allowed.
+        rounds: R, the draws of every weight; the smaller, the wider the network. By default as many as let a width
+            of twice the target's be enough.
+        seed: Of the random network.
+    """
+    weights = matrices(target)
+    widths = [weights[0].shape[1], *(weight.shape[0] for weight in weights)]
+    if rounds is None:
+        rounds = exact.repaired_rounds(epsilon, delta, widths)
+    copies = exact.repaired_copies(epsilon, delta, widths, rounds)
+    hidden = exact.repaired_widths(epsilon, delta, widths, rounds)
+    size = sum(width * (inputs + outputs) for width, (inputs, outputs) in zip(hidden, bounds.layers(widths)))
+    if size > LARGEST:
+        raise ValueError(
+            f"{rounds} rounds ask for {size} random weights, and at most {LARGEST} are built; "
+            f"{exact.repaired_rounds(epsilon, delta, widths)} rounds need no more than twice the target's width"
+        )
+    return build(weights, exact.network_tolerances(epsilon, widths), rounds, copies, seed)
+
+
+def build(
+    weights: Sequence[Tensor], tolerances: Sequence[Tolerance], rounds: int, copies: Sequence[int], seed: int
+) -> Construction:
+    """Draw the random network, search the draws of its weights, and keep what the proof keeps.
+
+    Where no draw is within its tolerance the nearest is taken, so something is built in any case.
+    """
+    bounds.check_count("rounds", rounds)
+    model = _random_network(weights, copies)
+    names = [f"{number}.weight" for number, module in enumerate(model) if isinstance(module, nn.Linear)]
+    states: dict[str, State] = {}
+    held = True
+    for number, (weight, tolerance, count) in enumerate(zip(weights, tolerances, copies)):
+        pair = names[2 * number : 2 * number + 2]
+        first, second, well = _layer_pair(weight, tolerance, rounds, count, [philox.key(seed, name) for name in pair])
+        states |= zip(pair, (first, second))
+        held &= well
+    sparsity = {name: 1 - int(mask.sum()) / mask.numel() for name, (mask, _) in states.items()}
+    masking.prune_(model, sparsity, weights="uniform", seed=seed)
+    for name, layer in masking.masked_layers(model).items():
+        _set_state(layer, states[name], rounds)
+    return Construction(model, held, rounds, list(copies), list(tolerances))
+
+
+def _random_network(weights: Sequence[Tensor], copies: Sequence[int]) -> nn.Sequential:
+    modules: list[nn.Module] = []
+    for weight, count in zip(weights, copies):
+        outputs, inputs = weight.shape
+        hidden = 2 * inputs * count
+        modules += [nn.Linear(inputs, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, outputs, bias=False), nn.ReLU()]
+    return nn.Sequential(*modules[:-1])
+
+
+def _layer_pair(
+    weight: Tensor, tolerance: Tolerance, rounds: int, copies: int, keys: Sequence[philox.Key]
+) -> tuple[State, State, bool]:
+    """The two random layers that stand for one layer of the target (Lemma A.6), and whether all went well."""
+    outputs, inputs = weight.shape
+    hidden = 2 * inputs * copies
+    # Hidden neurons in the order (input, half, copy): the blocks on the diagonal of N in Lemma A.6.
+    neuron = torch.arange(hidden)
+    own_input = neuron // (2 * copies)
+    sign = torch.where(neuron // copies % 2 == 0, 1.0, -1.0).double()
+    u = search(neuron * inputs + own_input, sign, torch.full((hidden,), tolerance.u), rounds, keys[0])
+
+    center = sign[:, None] * weight.T.double()[own_input]  # of v, hidden × outputs
+    v_index = neuron[:, None] + hidden * torch.arange(outputs)
+    within = torch.full((center.numel(),), tolerance.v)
+    v = Found(*(x.view(hidden, outputs) for x in search(v_index.view(-1), center.view(-1), within, rounds, keys[1])))
+
+    # Of the copies of a neuron one serves each output: a good one if there is any, and of those the nearest. The u of
+    # a neuron is one number, good or not, so it serves all its outputs.
+    scale = u.value.double() * sign
+    distance = (center - v.value * scale[:, None]).abs().where(scale[:, None] > 0, torch.inf)
+    badness = torch.where(u.hit[:, None] & v.hit, distance, distance + _BAD).view(-1, copies, outputs)
+    chosen = badness.argmin(dim=1, keepdim=True) == torch.arange(copies).view(-1, 1)
+    v_mask = (chosen & badness.isfinite()).view(hidden, outputs)
+
+    never = rounds - 1  # what is never kept is redrawn in every round
+    u_mask = torch.zeros(hidden, inputs, dtype=torch.bool)
+    u_mask[neuron, own_input] = v_mask.any(dim=1)
+    u_state = State(u_mask, torch.where(u_mask, u.draw[:, None], never))
+    v_state = State(v_mask.T, torch.where(v_mask, v.draw, never).T)
+    return u_state, v_state, bool((badness.amin(dim=1) < _BAD).all())
+
+
+@torch.no_grad()
+def _set_state(layer: masking.MaskedLayer, state: State, rounds: int) -> None:
+    layer.score.copy_(torch.where(state.mask, 1.0, -1.0))
+    layer.draw.copy_(state.draw)
+    layer.weight.copy_(layer.parametrization.weight())
+    if rounds > 1:
+        layer.parametrization.history = [(philox.coin_threshold(1.0), rounds - 1)]

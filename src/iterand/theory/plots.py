@@ -1,0 +1,73 @@
+"""The tables as pictures: width over R, failure over R, error over R."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from iterand.theory.tables import ErrorRow, FailureRow, WidthRow
+
+_CLAIM, _TRUTH, _MEASURED, _BEST = "#c44e52", "#4c72b0", "#222222", "#55a868"
+
+
+def draw_widths(rows: Sequence[WidthRow], path: Path) -> None:
+    """The hidden width that is enough over R; for several layers the widest."""
+    figure, axes = _axes("R, draws of every weight", "hidden width that is enough")
+    rounds = [row.rounds for row in rows]
+    axes.plot(rounds, [max(row.paper) for row in rows], "--", color=_CLAIM, label="paper")
+    axes.plot(rounds, [max(row.repaired) for row in rows], color=_TRUTH, label="repaired")
+    simulated = [(row.rounds, row.simulated) for row in rows if row.simulated is not None]
+    if simulated:
+        axes.plot(*zip(*simulated), "o", color=_MEASURED, markersize=4, label="simulated")
+    _save(figure, axes, path)
+
+
+def draw_failures(rows: Sequence[FailureRow], path: Path) -> None:
+    """The probability that one half fails over R, and that even the best choice of draws and masks fails."""
+    figure, axes = _axes("R, draws of every weight", "probability of failure at width 2")
+    rounds = [row.rounds for row in rows]
+    axes.plot(rounds, [row.paper_half for row in rows], "--", color=_CLAIM, label="one half: paper's bound")
+    axes.plot(rounds, [row.exact_half for row in rows], color=_TRUTH, label="one half: exact")
+    halves = [row.simulated_half for row in rows]
+    spread = [[half.value - half.low for half in halves], [half.high - half.value for half in halves]]
+    values = [half.value for half in halves]
+    axes.errorbar(rounds, values, spread, fmt="o", color=_MEASURED, markersize=3, label="one half: simulated, 99 %")
+    reached = [(row.rounds, row.best.value) for row in rows if row.best.count]
+    axes.plot(*zip(*reached), ":", color=_BEST, label="any draws and masks: simulated")
+    axes.set_ylim(bottom=1e-4)
+    _save(figure, axes, path)
+
+
+def draw_errors(rows: Sequence[ErrorRow], path: Path) -> None:
+    """The error of the construction over R, found and proven."""
+    figure, axes = _axes("R, draws of every weight", "error ‖f(x) − g(x)‖ over the box")
+    rounds = [row.rounds for row in rows]
+    axes.plot(rounds, [row.proven for row in rows], color=_TRUTH, label="proven for the weights found")
+    axes.plot(rounds, [row.measured for row in rows], "o-", color=_MEASURED, markersize=4, label="largest found")
+    _save(figure, axes, path)
+
+
+def _axes(x: str, y: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel=x, ylabel=y, xscale="log", yscale="log")
+    axes.grid(color="#dddddd")
+    return figure, axes
+
+
+def _save(figure: Figure, axes: Axes, path: Path) -> None:
+    axes.legend(frameon=False)
+    kind = path.suffix.removeprefix(".").lower()
+    known = figure.canvas.get_supported_filetypes()
+    if kind not in known:
+        raise ValueError(f"{str(path)!r} has no ending for a picture; use one of {', '.join(sorted(known))}")
+    picture = BytesIO()
+    # The same picture gives the same bytes: no date, and names that do not depend on the run.
+    with matplotlib.rc_context({"svg.hashsalt": "iterand", "svg.fonttype": "none"}):
+        figure.savefig(picture, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    beside.write_bytes(picture.getvalue())
+    beside.replace(path)

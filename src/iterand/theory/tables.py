@@ -1,0 +1,161 @@
+"""Claim, truth and simulation side by side, over R: what the command line prints and the plots draw."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from iterand.data import Split
+from iterand.theory import best, bounds, exact
+from iterand.theory.certify import certify, unprotected
+from iterand.theory.construct import build, construct
+from iterand.theory.exact import Tolerance
+from iterand.theory.simulate import Estimate, HalfDraws, simulated_width
+from iterand.theory.target import accuracy, matrices
+
+SCALAR = (1, 1)  # the widths of f(x) = w·x
+
+
+@dataclass(frozen=True)
+class WidthRow:
+    """The hidden widths that are enough at one R."""
+
+    rounds: int
+    paper: list[int]
+    repaired: list[int]
+    simulated: int | None
+    """For f(x) = x only: the width that was enough in a share 1 − δ of trials."""
+
+
+@dataclass(frozen=True)
+class FailureRow:
+    """The probability that the event of the proof fails at width 2 and one R."""
+
+    rounds: int
+    paper_half: float
+    exact_half: float
+    simulated_half: Estimate
+    exact: float
+    simulated: Estimate
+    best: Estimate
+    """How often even the best choice of draws and masks had an error above ε."""
+
+
+@dataclass(frozen=True)
+class BestRow:
+    """The error for f(x) = w·x: median over trials of the best choice and of the construction."""
+
+    width: int
+    rounds: int
+    best: float
+    construction: float
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """One construction of a target from one seed."""
+
+    seed: int
+    held: bool
+    measured: float
+    proven: float
+    accuracy: float
+    unprotected: float
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """The error of a construction that takes the nearest of R draws, at twice the width of the target."""
+
+    rounds: int
+    measured: float
+    proven: float
+
+
+def claimed_rounds(epsilon: float, delta: float, widths: Sequence[int] = SCALAR) -> int:
+    """The paper's R for twice the width: Proposition 4.3 for f(x) = w·x, which asks for half of Theorem 4.1's."""
+    if tuple(widths) == SCALAR:
+        return bounds.scalar_rounds(epsilon, delta)
+    return bounds.network_rounds(epsilon, delta, widths)
+
+
+def rounds_over(epsilon: float, delta: float, widths: Sequence[int] = SCALAR) -> list[int]:
+    """Doubling numbers of rounds up to where twice the width is enough, with the paper's and the repaired R."""
+    last = exact.repaired_rounds(epsilon, delta, widths)
+    return sorted({claimed_rounds(epsilon, delta, widths), last, *(1 << power for power in range(last.bit_length()))})
+
+
+def width_row(epsilon: float, delta: float, widths: Sequence[int], rounds: int, trials: int, seed: int = 0) -> WidthRow:
+    """The widths at one R; for f(x) = w·x the paper's is that of Proposition 4.3."""
+    repaired = exact.repaired_widths(epsilon, delta, widths, rounds)
+    if tuple(widths) != SCALAR:
+        return WidthRow(rounds, bounds.network_widths(epsilon, delta, widths, rounds), repaired, None)
+    simulated = simulated_width(epsilon, delta, rounds, trials=trials, seed=seed)
+    return WidthRow(rounds, [bounds.scalar_width(epsilon, delta, rounds)], repaired, simulated)
+
+
+def failure_rows(
+    epsilon: float, rounds: Sequence[int], *, weight: float = 1.0, trials: int = 20_000, seed: int = 0
+) -> list[FailureRow]:
+    """The failure at width 2 over R, for f(x) = w·x."""
+    tolerance = exact.scalar_tolerance(epsilon)
+    halves = HalfDraws([weight], tolerance, max(rounds), trials=trials, seed=seed)
+    best_of_all = best.best_failures(epsilon, rounds, weight=weight, trials=max(1, trials // 10), seed=seed)
+    rows = []
+    for count, best_failure in zip(rounds, best_of_all):
+        half = exact.half_failure([weight], tolerance, count)
+        rows.append(
+            FailureRow(
+                rounds=count,
+                paper_half=bounds.claimed_half_failure(epsilon, count),
+                exact_half=half,
+                simulated_half=halves.half_failure(count),
+                exact=2 * half - half**2,
+                simulated=halves.failure(count),
+                best=best_failure,
+            )
+        )
+    return rows
+
+
+def best_rows(
+    weight: float,
+    *,
+    cases: Sequence[tuple[int, int]] = ((2, 1), (2, 4), (4, 1), (4, 4)),
+    trials: int = 200,
+    seed: int = 0,
+) -> list[BestRow]:
+    """The best choice against the construction for small (width, R), by trying everything."""
+    rows = []
+    for width, rounds in cases:
+        u, v = best.draws(width, rounds, trials, seed)
+        medians = (float(error(u, v, weight).median()) for error in (best.best_error, best.construction_error))
+        rows.append(BestRow(width, rounds, *medians))
+    return rows
+
+
+def trial_row(
+    target: nn.Sequential, test: Split, epsilon: float, delta: float, rounds: int | None = None, seed: int = 0
+) -> tuple[TrialRow, nn.Sequential]:
+    """One construction with its certificate and its accuracy, and the masked model."""
+    made = construct(target, epsilon, delta, rounds, seed)
+    certificate = certify(target, made.model)
+    row = TrialRow(
+        seed=seed,
+        held=made.held,
+        measured=certificate.measured,
+        proven=certificate.proven,
+        accuracy=accuracy(made.model, test),
+        unprotected=unprotected(target, test.inputs, certificate.proven),
+    )
+    return row, made.model
+
+
+def error_rows(target: nn.Sequential, rounds: Sequence[int], seed: int = 0) -> Iterator[ErrorRow]:
+    """The error over R at twice the width, one row after the other."""
+    weights = matrices(target)
+    nearest = [Tolerance(0.0, 0.0)] * len(weights)
+    for count in rounds:
+        made = build(weights, nearest, count, [1] * len(weights), seed)
+        certificate = certify(target, made.model)
+        yield ErrorRow(count, certificate.measured, certificate.proven)
