@@ -1,0 +1,64 @@
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from iterand.files import atomic_write
+
+
+def test_the_file_holds_the_data_and_nothing_lies_beside_it(tmp_path):
+    path = tmp_path / "deep" / "folder" / "file.bin"
+    atomic_write(path, b"first")
+    atomic_write(path, bytearray(b"second, longer"))
+    assert path.read_bytes() == b"second, longer"
+    assert [entry.name for entry in path.parent.iterdir()] == ["file.bin"]
+
+
+@pytest.mark.parametrize(("owner", "step"), [(os, "fsync"), (Path, "replace")])
+def test_a_crash_at_any_step_leaves_the_old_file(tmp_path, monkeypatch, owner, step):
+    path = tmp_path / "file.bin"
+    atomic_write(path, b"old")
+
+    def crash(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, step, crash)
+    with pytest.raises(KeyboardInterrupt):
+        atomic_write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_data_reaches_the_disk_before_the_name_does(tmp_path, monkeypatch):
+    order = []
+    fsync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda handle: (order.append("fsync"), fsync(handle)))
+    monkeypatch.setattr(Path, "replace", lambda *names: (order.append("replace"), replace(*names)))
+    atomic_write(tmp_path / "file.bin", b"data")
+    assert order == ["fsync", "replace", "fsync"]
+
+
+def test_rights_are_those_of_an_ordinary_file_or_of_the_old_one(tmp_path):
+    ordinary, ours = tmp_path / "ordinary", tmp_path / "ours"
+    ordinary.write_bytes(b"")
+    atomic_write(ours, b"")
+    assert stat.S_IMODE(ours.stat().st_mode) == stat.S_IMODE(ordinary.stat().st_mode)
+    ours.chmod(0o640)
+    atomic_write(ours, b"again")
+    assert stat.S_IMODE(ours.stat().st_mode) == 0o640
+
+
+def test_a_link_keeps_pointing_where_it_did(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    atomic_write(link, b"new")
+    assert link.is_symlink()
+    assert target.read_bytes() == b"new"
+
+
+def test_a_folder_in_the_way_is_the_systems_error(tmp_path):
+    with pytest.raises(OSError, match="directory"):
+        atomic_write(tmp_path, b"data")
+    assert list(tmp_path.iterdir()) == []
