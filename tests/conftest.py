@@ -1,0 +1,118 @@
+"""Five small models that all classify 8×8 images, so that one test can be asked of every shape of network."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
+
+if importlib.util.find_spec("hypothesis"):  # the GPU tests run without it
+    from hypothesis import settings
+
+    settings.register_profile("iterand", deadline=None, derandomize=True)
+    settings.load_profile("iterand")
+
+
+class Cnn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8 * 36, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(F.relu(self.norm(self.convolution(images))).flatten(1))
+
+
+class Mlp(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 16, num_layers=2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.lstm(images[:, 0])[0][:, -1])
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.encoder(images[:, 0]).mean(1))
+
+
+class Tied(nn.Module):
+    """A decoder that shares the weight of its embedding, as language models do; pixels are the words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8)
+        self.middle = nn.Linear(8, 8)
+        self.decoder = nn.Linear(8, 10)
+        self.decoder.weight = self.embedding.weight
+
+    def forward(self, images: Tensor) -> Tensor:
+        words = images.flatten(1).abs().mul(3).long().clamp(max=9)
+        return self.decoder(F.relu(self.middle(self.embedding(words).mean(1))))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "cnn": Cnn,
+    "mlp": Mlp,
+    "lstm": Lstm,
+    "transformer": Transformer,
+    "tied": Tied,
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """A kind of model, with a batch for it."""
+
+    build: Callable[[], nn.Module]
+    images: Tensor
+    labels: Tensor
+
+    def loss(self, model: nn.Module) -> Tensor:
+        return F.cross_entropy(model(self.images), self.labels)
+
+
+def _example(name: str) -> Example:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(16, 1, 8, 8, generator=generator)
+    return Example(MODELS[name], images, torch.randint(10, (16,), generator=generator))
+
+
+@pytest.fixture(params=list(MODELS))
+def example(request: pytest.FixtureRequest) -> Example:
+    """Every kind of model in turn."""
+    return _example(request.param)
+
+
+@pytest.fixture
+def mlp() -> Example:
+    return _example("mlp")
+
+
+@pytest.fixture
+def cnn() -> Example:
+    return _example("cnn")
+
+
+@pytest.fixture
+def tied() -> Example:
+    return _example("tied")
