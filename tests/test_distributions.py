@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import reference
 from iterand import distributions, philox
 from iterand.distributions import Distribution, distribution_names, get_distribution, register_distribution, sample
 

@@ -1,11 +1,11 @@
 """Random bits against the published known answers and against a plain Python Philox."""
 
 import pytest
-import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import reference
 from iterand import philox
 
 WORD = st.integers(0, (1 << 32) - 1)

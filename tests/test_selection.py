@@ -1,0 +1,194 @@
+"""CalculateMask against a sort in plain Python, whatever the ties, zeros, denormals and infinities."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import iterand
+import reference
+from iterand import selection
+from iterand.selection import Cut
+
+# A few values make ties; the rest of float32 makes everything else.
+AWKWARD = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 3.4028234663852886e38, math.inf, -math.inf]
+SCORE = st.sampled_from(AWKWARD) | st.floats(width=32, allow_nan=False)
+SCORES = st.lists(SCORE, min_size=1, max_size=60)
+SPARSITY = st.floats(0, 1)
+
+
+def kept_indices(mask: Tensor) -> set[int]:
+    assert mask.dtype == torch.bool
+    return set(mask.reshape(-1).nonzero().flatten().tolist())
+
+
+@given(scores=SCORES, sparsity=SPARSITY)
+def test_mask_is_the_top_of_a_sort(scores, sparsity):
+    kept = len(scores) - round(sparsity * len(scores))
+    mask = iterand.calculate_mask(torch.tensor(scores), sparsity)
+    assert kept_indices(mask) == reference.kept_by_sort(scores, kept)
+
+
+@given(scores=SCORES, sparsity=SPARSITY)
+def test_magnitude_ranks_absolute_values(scores, sparsity):
+    kept = len(scores) - round(sparsity * len(scores))
+    mask = iterand.calculate_mask(torch.tensor(scores), sparsity, rank_by="magnitude")
+    assert kept_indices(mask) == reference.kept_by_sort([abs(score) for score in scores], kept)
+
+
+@given(scores=SCORES, data=st.data())
+def test_both_ways_to_find_the_cut_agree(scores, data):
+    """The CPU selects and the GPU sorts: two algorithms, one cut."""
+    kept, tensor = data.draw(st.integers(0, len(scores))), torch.tensor(scores)
+    selected = Cut(*selection._cut_by_partition(tensor, kept, "scores"))
+    by_sort = Cut(*selection._cut_by_sort(tensor, torch.tensor(kept)))
+    assert selected.threshold == by_sort.threshold
+    assert kept_indices(selection.keeps(tensor, selected)) == kept_indices(selection.keeps(tensor, by_sort))
+
+
+@given(scores=SCORES, data=st.data())
+def test_a_cut_is_two_numbers(scores, data):
+    """m_i = 1 if s_i > t or (s_i = t and i ≤ c), evaluated here by hand."""
+    kept = data.draw(st.integers(0, len(scores)))
+    threshold, last = (number.item() for number in selection.cut(torch.tensor(scores), torch.tensor(kept)))
+    values = torch.tensor(scores).tolist()
+    by_hand = {i for i, s in enumerate(values) if s > threshold or (s == threshold and i <= last)}
+    assert by_hand == reference.kept_by_sort(values, kept)
+
+
+@pytest.mark.parametrize(
+    ("count", "sparsity", "kept"),
+    [(10, 0.6, 4), (10, 0.0, 10), (10, 1.0, 0), (5, 0.5, 3), (7, 0.5, 3), (1, 0.5, 1), (1, 0.51, 0), (1000, 0.999, 1)],
+)
+def test_the_kept_count_is_exact(count, sparsity, kept):
+    """n − round(p·n); halves go to the even neighbour, as Python rounds."""
+    assert selection.kept_count(count, sparsity) == kept
+    assert int(iterand.calculate_mask(torch.randn(count), sparsity).sum()) == kept
+    assert iterand.calculate_mask(torch.zeros(count), sparsity).tolist() == [True] * kept + [False] * (count - kept)
+
+
+def test_one_element():
+    assert iterand.calculate_mask(torch.tensor([-3.0]), 0.5).tolist() == [True]
+    assert iterand.calculate_mask(torch.tensor([3.0]), 1.0).tolist() == [False]
+    assert iterand.calculate_mask(torch.tensor(2.0), 0.0).item() is True
+
+
+def test_no_element():
+    assert iterand.calculate_mask(torch.empty(0, 3), 0.5).shape == (0, 3)
+
+
+def test_shape_and_layout_do_not_matter():
+    scores = torch.randint(4, (2, 3, 4, 5)).float()
+    expected = iterand.calculate_mask(scores.flatten(), 0.7).view(scores.shape)
+    assert torch.equal(iterand.calculate_mask(scores, 0.7), expected)
+    assert torch.equal(iterand.calculate_mask(scores.to(memory_format=torch.channels_last), 0.7), expected)
+    assert torch.equal(iterand.calculate_mask(scores.mT.contiguous().mT, 0.7), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_precisions(dtype):
+    scores = torch.randn(100).to(dtype)
+    mask = iterand.calculate_mask(scores, 0.3)
+    assert kept_indices(mask) == reference.kept_by_sort(scores.tolist(), 70)
+
+
+def test_scores_are_left_alone_and_get_no_gradient():
+    scores = torch.randn(9, requires_grad=True)
+    before = scores.detach().clone()
+    assert not iterand.calculate_mask(scores, 0.5).requires_grad
+    assert torch.equal(scores, before)
+
+
+def test_a_default_device_does_not_matter():
+    scores = torch.randn(9)
+    with torch.device("meta"):
+        mask = iterand.calculate_mask(scores, 0.5)
+    assert torch.equal(mask, iterand.calculate_mask(scores, 0.5))
+
+
+@pytest.mark.parametrize("sparsity", [-0.1, 1.5, math.nan, math.inf, "0.5", None, True])
+def test_what_is_no_sparsity_is_refused(sparsity):
+    with pytest.raises(ValueError, match=r"sparsity is .*; it is the share of weights pruned, from 0 to 1"):
+        iterand.calculate_mask(torch.randn(4), sparsity)
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert int(iterand.calculate_mask(torch.randn(4), np.float32(0.5)).sum()) == 2
+
+
+def test_an_unknown_ranking_is_refused():
+    with pytest.raises(ValueError, match="rank_by is 'size'; it must be one of score, magnitude"):
+        iterand.calculate_mask(torch.randn(4), 0.5, rank_by="size")
+
+
+@pytest.mark.parametrize("position", [0, 50, 99])
+@pytest.mark.parametrize("others", [0.0, math.inf, -math.inf, 1e38])
+def test_nan_cannot_be_ranked(position, others):
+    scores = torch.full((100,), others)
+    scores[position] = math.nan
+    with pytest.raises(ValueError, match="the scores of 'scores' contain NaN"):
+        iterand.calculate_mask(scores, 0.5)
+    with pytest.raises(ValueError, match=r"the scores of 'conv\.weight' contain NaN"):
+        selection.cut(scores, torch.tensor(50), "conv.weight")
+
+
+def test_infinite_scores_are_no_nan():
+    scores = torch.tensor([math.inf, -math.inf] * 50)
+    assert iterand.calculate_mask(scores, 0.5).tolist() == [True, False] * 50
+
+
+# --- Layers ranked together -----------------------------------------------------------------------------------------
+
+LAYERS = st.lists(st.lists(SCORE, min_size=1, max_size=12), min_size=1, max_size=5)
+
+
+def together(layers: list[list[float]], kept: int, floors: list[int]) -> list[set[int]]:
+    tensors, names = [torch.tensor(layer) for layer in layers], [f"layer{n}" for n in range(len(layers))]
+    cuts = selection.cut_together(tensors, torch.tensor(kept), floors, names)
+    return [kept_indices(selection.keeps(tensor, cut)) for tensor, cut in zip(tensors, cuts)]
+
+
+@given(layers=LAYERS, data=st.data())
+def test_layers_ranked_together_are_one_long_layer(layers, data):
+    kept = data.draw(st.integers(0, sum(map(len, layers))))
+    assert together(layers, kept, [0] * len(layers)) == reference.kept_together(layers, kept, [0] * len(layers))
+
+
+@given(layers=LAYERS, data=st.data())
+def test_a_floor_is_met_and_the_count_stays_exact(layers, data):
+    floors = [data.draw(st.integers(0, len(layer))) for layer in layers]
+    kept = data.draw(st.integers(sum(floors), sum(map(len, layers))))
+    assert together(layers, kept, floors) == reference.kept_together(layers, kept, floors)
+
+
+def test_equal_infinite_scores_beyond_the_floor_stay_exact():
+    inf = math.inf
+    assert together([[inf, inf, inf, 0.0], [1.0, 0.0, 0.0, 0.0]], 3, [1, 1]) == [{0, 1}, {0}]
+
+
+@pytest.mark.parametrize("floors", [[0, 0, 0], [1, 1, 1]])
+def test_nan_names_the_layer_that_has_it(floors):
+    layers = [torch.randn(5), torch.tensor([1.0, math.nan]), torch.randn(5)]
+    with pytest.raises(ValueError, match="the scores of 'second' contain NaN"):
+        selection.cut_together(layers, torch.tensor(6), floors, ["first", "second", "third"])
+
+
+# --- Size -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_hundred_million_scores():
+    count = 100_000_000
+    scores = torch.empty(count).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
+    scores[12_345_678] = 2.0
+    cut = selection.cut(scores, torch.tensor(count // 10))
+    mask = selection.keeps(scores, cut)
+    assert int(mask.count_nonzero()) == count // 10
+    assert mask[12_345_678]
+    assert scores[cut.last] == cut.threshold  # so the count is made of s > t and of ties up to the last one
+    del mask
+    scores.fill_(0.5)
+    assert selection.cut(scores, torch.tensor(77_777_777)) == (0.5, 77_777_776)
