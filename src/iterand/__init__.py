@@ -6,6 +6,7 @@ from iterand.masking import MaskedLayer, fold_, masked_layers, prune_, scores
 from iterand.randomization import IterativeRandomization, randomize_
 from iterand.scheduling import SparsitySchedule
 from iterand.selection import calculate_mask
+from iterand.summary import Summary, summary
 
 __version__ = "0.1.0"
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "IterativeRandomization",
     "MaskedLayer",
     "SparsitySchedule",
+    "Summary",
     "calculate_mask",
     "distribution_names",
     "fold_",
@@ -22,4 +24,5 @@ __all__ = [
     "randomize_",
     "register_distribution",
     "scores",
+    "summary",
 ]

@@ -122,7 +122,7 @@ def sample(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """The values of elements 0 … count − 1 in one draw, flat and float32."""
-    values = torch.empty(count, device=device)
+    values = torch.empty(count, dtype=torch.float32, device=device)
     for part in philox.chunks(count):
         values[part] = distribution.values(philox.philox(philox.indices(part, device), draw, key, stream), fan_in)
     return values

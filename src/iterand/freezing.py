@@ -4,6 +4,8 @@ Biases are zero; batch norm is non-affine, "which fixes its all learnable multip
 to 0" (Appendix B).
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -17,29 +19,33 @@ _DROPPED = "_iterand_dropped"
 
 def freeze_biases_(places: list[Owner]) -> None:
     """Set these parameters to zero and take them from training."""
-    for owner in places:
-        _freeze_(owner, 0.0)
+    _freeze_(places, lambda owner: 0.0)
 
 
 def freeze_norms_(places: list[Owner]) -> None:
     """Take the affine part out of batch norms; fix that of other norms at one and zero."""
+    _freeze_([owner for owner in places if not isinstance(owner.module, _NormBase)], _identity)
     for owner in places:
         module = owner.module
         if isinstance(module, _NormBase):
             module.affine = False
             module.register_parameter(owner.attribute, None)
             setattr(module, _DROPPED, [*getattr(module, _DROPPED, []), owner.attribute])
-        else:
-            _freeze_(owner, 1.0 if owner.attribute == "weight" else 0.0)
 
 
-def _freeze_(owner: Owner, value: float) -> None:
-    noted = getattr(owner.module, _FROZEN, {})
-    setattr(owner.module, _FROZEN, {**noted, owner.attribute: owner.parameter.requires_grad})
-    with torch.no_grad():
-        owner.parameter.fill_(value)
-    owner.parameter.requires_grad_(False)
-    owner.parameter.grad = None
+def _identity(owner: Owner) -> float:
+    return 1.0 if owner.attribute == "weight" else 0.0
+
+
+def _freeze_(places: list[Owner], value: Callable[[Owner], float]) -> None:
+    trained = {id(owner.parameter): owner.parameter.requires_grad for owner in places}
+    for owner in places:
+        noted = getattr(owner.module, _FROZEN, {})
+        setattr(owner.module, _FROZEN, {**noted, owner.attribute: trained[id(owner.parameter)]})
+        with torch.no_grad():
+            owner.parameter.fill_(value(owner))
+        owner.parameter.requires_grad_(False)
+        owner.parameter.grad = None
 
 
 def thaw_(model: nn.Module) -> None:
@@ -51,9 +57,7 @@ def thaw_(model: nn.Module) -> None:
             module.affine = True
             like = module.running_mean if module.running_mean is not None else next(model.parameters())
             for attribute in getattr(module, _DROPPED):
-                value = torch.full_like(like, 1.0 if attribute == "weight" else 0.0)
-                if value.shape != (module.num_features,):
-                    value = value.new_full((module.num_features,), 1.0 if attribute == "weight" else 0.0)
+                value = like.new_full((module.num_features,), 1.0 if attribute == "weight" else 0.0)
                 module.register_parameter(attribute, nn.Parameter(value))
         for note in (_FROZEN, _DROPPED):
             if hasattr(module, note):

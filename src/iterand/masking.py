@@ -10,7 +10,8 @@ from torch.nn.utils import parametrize
 
 from iterand import distributions, freezing, selection, targets
 from iterand import sparsity as sparsities
-from iterand.parametrization import GlobalRanking, LayerRanking, Mask, Ranking, Settings
+from iterand.checks import share
+from iterand.parametrization import GlobalRanking, LayerRanking, Mask, Ranking, Settings, calculate_masks, floor_count
 from iterand.targets import Owner
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -62,11 +63,14 @@ def prune_(
     for name, value, known in (
         ("ranking", ranking, RANKINGS),
         ("rank_by", rank_by, selection.RANK_BY),
+        ("allocation", allocation, sparsities.ALLOCATIONS if ranking == "layer" else ("uniform",)),
         ("biases", biases, ("zero", "keep")),
         ("norms", norms, ("fixed", "keep")),
     ):
         if value not in known:
             raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+    if share("floor", floor, "the share of its weights that a layer keeps") and ranking != "global":
+        raise ValueError(f"floor is {floor!r}, which only counts with ranking='global'; set that, or leave floor out")
     for distribution in (weights, scores):
         distributions.get_distribution(distribution)
     root = unwrap(model)
@@ -83,7 +87,7 @@ def prune_(
     elif ranking == "layer":
         shapes = {name: chosen[name][0].parameter.shape for name in free}
         alone |= sparsities.allocate(shapes, selection.check_sparsity(sparsity), allocation)
-    together = GlobalRanking()
+    by_layer, together = LayerRanking(), GlobalRanking()
     plan: list[tuple[list[Owner], Settings, Ranking]] = []
     for name, group in chosen.items():
         settings = Settings(
@@ -97,15 +101,17 @@ def prune_(
             rank_by=rank_by,
             floor=0.0 if name in alone else floor,
         )
-        plan.append((group, settings, LayerRanking() if name in alone else together))
+        plan.append((group, settings, by_layer if name in alone else together))
     _refuse_empty(plan, together)
+    masks = [Mask(group[0].parameter, settings, rank) for group, settings, rank in plan]
+    drawn = [mask.weight() for mask in masks]
 
+    # Nothing was changed so far; from here on nothing is refused.
     masked = {id(owner.module) for group in chosen.values() for owner in group}
-    places = targets.owners(root)
-    for group, settings, rank in plan:
-        mask = _attach(group, settings, rank)
-        if rank is together:
-            together.members.append(mask)
+    places = [place for place in targets.owners(root) if not any(map(place.matches, left_out))]
+    for (group, _, _), mask, weight in zip(plan, masks, drawn):
+        _attach(group, mask, weight)
+    together.members = [mask for mask in masks if mask.ranking is together]
     if together.members:
         set_sparsity_(root, 1.0)
         root.register_forward_pre_hook(together.begin, prepend=True)
@@ -113,8 +119,7 @@ def prune_(
     if biases == "zero":
         freezing.freeze_biases_([place for place in places if place.kind == "bias" and id(place.module) in masked])
     if norms == "fixed":
-        fixed = [place for place in places if place.kind == "norm" and not any(map(place.matches, left_out))]
-        freezing.freeze_norms_(fixed)
+        freezing.freeze_norms_([place for place in places if place.kind == "norm"])
     return model
 
 
@@ -179,25 +184,21 @@ def scores(model: nn.Module) -> list[nn.Parameter]:
 
 def set_sparsity_(model: nn.Module, sparsity: float) -> None:
     """Prune this share from now on, but in no layer more than its final sparsity."""
-    masks = [layer.parametrization for layer in require_masked_layers(model).values()]
-    ranked_together = [mask for mask in masks if mask.settings.ranking == "global"]
-    for mask in masks:
-        if mask.settings.ranking == "layer":
-            mask.kept.fill_(selection.kept_count(mask.score.numel(), min(sparsity, mask.settings.sparsity)))
-    if ranked_together:
-        final = min(sparsity, ranked_together[0].settings.sparsity)
-        shares = sparsities.split_kept([mask.score.numel() for mask in ranked_together], final)
-        for mask, share in zip(ranked_together, shares):
-            mask.kept.fill_(share)
+    for layer in require_masked_layers(model).values():
+        mask = layer.parametrization
+        members = mask.ranking.members if isinstance(mask.ranking, GlobalRanking) else [mask]
+        final = min(sparsity, mask.settings.sparsity)
+        shares = sparsities.split_kept([member.score.numel() for member in members], final)
+        mask.kept.fill_(shares[members.index(mask)])
 
 
 @torch.no_grad()
 def fold_(model: Model) -> Model:
     """Replace every masked tensor by its masked weights, in place: an ordinary module again, free to be trained."""
     root = unwrap(model)
-    folded = [(layer, layer.parametrization(layer.weight)) for layer in require_masked_layers(root).values()]
-    for layer, value in folded:
-        parameter = nn.Parameter(value)
+    layers = list(require_masked_layers(root).values())
+    for layer, mask in zip(layers, calculate_masks([layer.parametrization for layer in layers])):
+        parameter = nn.Parameter(torch.where(mask, layer.weight, 0.0))
         for module, attribute in layer.owners:
             _detach(module, attribute, parameter)
     for module in root.modules():
@@ -256,31 +257,31 @@ def _mapped_sparsities(chosen: Mapping[str, list[Owner]], sparsity: Mapping[str,
 
 def _refuse_empty(plan: Iterable[tuple[list[Owner], Settings, Ranking]], together: GlobalRanking) -> None:
     """Refuse settings that leave a layer without weights, or promise more than there is."""
-    budget = floors = 0
+    pooled = floors = 0
+    sparsity = 0.0
     for group, settings, rank in plan:
         count = group[0].parameter.numel()
-        kept = selection.kept_count(count, settings.sparsity)
         if rank is together:
-            budget, floors = budget + kept, floors - int(-settings.floor * count // 1)
-        elif kept == 0:
+            pooled, floors = pooled + count, floors + floor_count(count, settings.floor)
+            sparsity = settings.sparsity
+        elif selection.kept_count(count, settings.sparsity) == 0:
             raise ValueError(
                 f"sparsity {settings.sparsity:g} leaves none of the {count} weights of {settings.name!r}; "
                 "lower it, or give the layer an own one with overrides="
             )
-    if floors > budget or (floors == 0 and budget == 0 and any(rank is together for *_, rank in plan)):
+    kept = selection.kept_count(pooled, sparsity)
+    if pooled and kept < max(floors, 1):
         raise ValueError(
-            f"the network keeps {budget} weights and its layers must keep {floors}; lower floor= or sparsity"
+            f"sparsity {sparsity:g} leaves {kept} of {pooled} weights, and floor= asks for {floors}; lower either"
         )
 
 
 @torch.no_grad()
-def _attach(group: list[Owner], settings: Settings, ranking: Ranking) -> Mask:
+def _attach(group: list[Owner], mask: Mask, value: Tensor) -> None:
     first, *tied = group
-    parameter = first.parameter
-    parameter.requires_grad_(False)
-    parameter.grad = None
-    mask = Mask(parameter, settings, ranking)
-    parameter.copy_(mask.weight())
+    first.parameter.requires_grad_(False)
+    first.parameter.grad = None
+    first.parameter.copy_(value)
     parametrize.register_parametrization(first.module, first.attribute, mask, unsafe=True)
     _read_live(first.module)
     shared = cast(nn.ModuleDict, first.module.parametrizations)[first.attribute]
@@ -288,14 +289,15 @@ def _attach(group: list[Owner], settings: Settings, ranking: Ranking) -> Mask:
         parametrize.register_parametrization(owner.module, owner.attribute, nn.Identity(), unsafe=True)
         cast(nn.ModuleDict, owner.module.parametrizations)[owner.attribute] = shared
         _read_live(owner.module)
-    return mask
 
 
 def _read_live(module: nn.Module) -> None:
     """Make a recurrent layer, which keeps a list of its weights, read them each time instead."""
     if isinstance(module, nn.RNNBase):
         # torch.compile leaves recurrent layers out, so it must not compile a mask for each of their weights either.
-        read = torch.compiler.disable(lambda self: [getattr(self, name) for name in self._flat_weights_names])
+        read = torch.compiler.disable(  # type: ignore[no-untyped-call]
+            lambda self: [getattr(self, name) for name in self._flat_weights_names]
+        )
         live = property(read, lambda self, value: None)
         module.__dict__.pop("_flat_weights", None)
         dynamic = cast(Any, type(module))  # the class that parametrize made for this module alone

@@ -4,7 +4,8 @@ The mask is computed from the scores each time the tensor is read, so there is n
 """
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, Self
 
@@ -53,14 +54,18 @@ class _MaskedWeight(torch.autograd.Function):
         (weight,) = ctx.saved_tensors
         if gradient.is_sparse:
             gradient = gradient.to_dense()
-        return None, (gradient * weight).to(torch.float32), None, None
+        return None, gradient.float() * weight.float(), None, None
 
 
 class Ranking(Protocol):
     """Which scores compete with which."""
 
     def cut(self, mask: "Mask") -> Cut:
-        """The cut of one masked tensor under the present scores."""
+        """The cut of one masked tensor, for a forward pass."""
+        ...
+
+    def cuts(self, masks: Sequence["Mask"]) -> list[Cut]:
+        """The cuts of several under the present scores."""
         ...
 
 
@@ -70,6 +75,10 @@ class LayerRanking:
     def cut(self, mask: "Mask") -> Cut:
         """The cut of this tensor's own scores."""
         return selection.cut(mask.ranked(), mask.kept, mask.settings.name)
+
+    def cuts(self, masks: Sequence["Mask"]) -> list[Cut]:
+        """Each one's own."""
+        return [self.cut(mask) for mask in masks]
 
 
 class GlobalRanking:
@@ -81,28 +90,34 @@ class GlobalRanking:
 
     def __init__(self) -> None:
         self.members: list[Mask] = []
-        self._open: list[list[Cut]] = []
+        self._open: tuple[list[int], list[Cut]] | None = None
 
-    def cuts(self) -> list[Cut]:
-        """The cuts of all members under the present scores."""
+    def cuts(self, masks: Sequence["Mask"]) -> list[Cut]:
+        """The cuts of these members, by the scores of all."""
         kept = torch.stack([mask.kept for mask in self.members]).sum()
         floors = [mask.floor_count for mask in self.members]
         names = [mask.settings.name for mask in self.members]
-        return selection.cut_together([mask.ranked() for mask in self.members], kept, floors, names)
+        found = selection.cut_together([mask.ranked() for mask in self.members], kept, floors, names)
+        return [found[self.members.index(mask)] for mask in masks]
 
     def cut(self, mask: "Mask") -> Cut:
-        """The cut of one member."""
-        cuts = self._open[-1] if self._open else self.cuts()
-        return cuts[self.members.index(mask)]
+        """The cut of one member; that of the pass which is under way, if there is one."""
+        # An interrupted pass does not end: it is recognised by scores that were changed since.
+        if self._open is None or (not torch.compiler.is_compiling() and self._open[0] != self._versions()):
+            return self.cuts([mask])[0]
+        return self._open[1][self.members.index(mask)]
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
         """Forward pre-hook of the pruned model."""
-        self._open.append(self.cuts())
+        versions = [] if torch.compiler.is_compiling() else self._versions()
+        self._open = (versions, self.cuts(self.members))
 
     def end(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Forward hook of the pruned model; called also if the pass failed."""
-        if self._open:
-            self._open.pop()
+        """Forward hook of the pruned model."""
+        self._open = None
+
+    def _versions(self) -> list[int]:
+        return [0 if mask.score.is_inference() else mask.score._version for mask in self.members]
 
 
 class Mask(nn.Module):
@@ -140,13 +155,9 @@ class Mask(nn.Module):
         """What is ranked of the scores."""
         return selection.rank(self.score, self.settings.rank_by)
 
-    @torch.no_grad()
     def mask(self) -> Tensor:
         """m: true where the weight is kept."""
-        ranked = self.ranked()
-        if ranked.isnan().any():
-            raise selection.nan_error(self.settings.name)
-        return selection.keeps(ranked, self.ranking.cut(self))
+        return calculate_masks([self])[0]
 
     @property
     def distribution(self) -> distributions.Distribution:
@@ -166,7 +177,7 @@ class Mask(nn.Module):
     @property
     def floor_count(self) -> int:
         """How many weights a global ranking must leave to this tensor."""
-        return -int(-self.settings.floor * self.score.numel() // 1)
+        return floor_count(self.score.numel(), self.settings.floor)
 
     def add_round(self, threshold: int) -> None:
         """Note a round of randomization with this coin."""
@@ -179,7 +190,7 @@ class Mask(nn.Module):
     def weight(self) -> Tensor:
         """θ in float32, computed from the draws alone."""
         draw = self.draw.view(-1)
-        values = torch.empty(draw.numel(), device=draw.device)
+        values = torch.empty(draw.numel(), dtype=torch.float32, device=draw.device)
         for part in philox.chunks(draw.numel()):
             words = philox.philox(philox.indices(part, draw.device), draw[part], self.key)
             values[part] = self.distribution.values(words, self.settings.fan_in)
@@ -219,3 +230,21 @@ class Mask(nn.Module):
         """One line for print(model)."""
         settings = self.settings
         return f"{settings.weight_distribution}, sparsity={settings.sparsity}, ranking={settings.ranking}"
+
+
+def calculate_masks(masks: Sequence[Mask]) -> list[Tensor]:
+    """The masks m of several tensors; those ranked together are cut once."""
+    cuts: dict[Mask, Cut] = {}
+    with torch.no_grad():
+        for mask in masks:
+            if mask.ranked().isnan().any():
+                raise selection.nan_error(mask.settings.name)
+            if mask not in cuts:
+                group = [other for other in masks if other.ranking is mask.ranking]
+                cuts |= zip(group, mask.ranking.cuts(group))
+        return [selection.keeps(mask.ranked(), cuts[mask]) for mask in masks]
+
+
+def floor_count(count: int, floor: float) -> int:
+    """How many of ``count`` weights a floor guarantees: rounded up, but not for a rounding error's sake."""
+    return math.ceil(floor * count - 1e-9)

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from iterand.checks import whole
+
 Key = tuple[int, int]
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -36,8 +38,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 def key(seed: int, name: str) -> Key:
     """The key of the tensor with this qualified name under this seed."""
-    if not 0 <= seed < 1 << 63:
-        raise ValueError(f"seed is {seed}; it must be at least 0 and below 2**63")
+    seed = whole("seed", seed, "a whole number, at least 0 and below 2**63", low=0, high=1 << 63)
     digest = hashlib.sha256(seed.to_bytes(8, "little") + name.encode()).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 

@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from iterand import philox
+from iterand.checks import share, whole
 from iterand.masking import MaskedLayer, require_masked_layers
+from iterand.parametrization import calculate_masks
 
 
 def check_rate(rate: float) -> float:
     """The rate itself, if it is one."""
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate <= 1:
-        raise ValueError(f"rate is {rate!r}; it is the share of pruned weights redrawn, from 0 to 1")
-    return float(rate)
+    return share("rate", rate, "the share of pruned weights redrawn")
 
 
 def randomize_(model: nn.Module, rate: float = 1.0) -> None:
@@ -25,7 +25,7 @@ def randomize_(model: nn.Module, rate: float = 1.0) -> None:
     """
     threshold = philox.coin_threshold(check_rate(rate))
     layers = require_masked_layers(model)
-    masks = [layer.mask for layer in layers.values()]  # all masks first: a refused layer leaves no round half done
+    masks = calculate_masks([layer.parametrization for layer in layers.values()])
     for layer, mask in zip(layers.values(), masks):
         _randomize_layer_(layer, mask, threshold)
 
@@ -53,11 +53,9 @@ class IterativeRandomization:
     """
 
     def __init__(self, model: nn.Module, period: int = 300, rate: float = 0.1) -> None:
-        if isinstance(period, bool) or not isinstance(period, int) or period < 1:
-            raise ValueError(f"period is {period!r}; it is a number of iterations, at least 1")
         require_masked_layers(model)
         self.model = model
-        self.period = period
+        self.period = whole("period", period, "a number of iterations, at least 1", low=1)
         self.rate = check_rate(rate)
         self.iteration = 0
 

@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 
 from iterand import sparsity as sparsities
+from iterand.checks import whole
 from iterand.masking import require_masked_layers, set_sparsity_
 from iterand.selection import check_sparsity
 
@@ -17,13 +18,11 @@ class SparsitySchedule:
     """
 
     def __init__(self, model: nn.Module, schedule: str = "cubic", *, steps: int, start: float = 0.0) -> None:
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"steps is {steps!r}; it is a number of iterations, at least 1")
         sparsities.progress(schedule, 0)
         layers = require_masked_layers(model).values()
         self.model = model
         self.schedule = schedule
-        self.steps = steps
+        self.steps = whole("steps", steps, "a number of iterations, at least 1", low=1)
         self.start = check_sparsity(start, "start")
         self.final = max(layer.parametrization.settings.sparsity for layer in layers)
         self.iteration = 0

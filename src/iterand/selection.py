@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from iterand.checks import share
+
 
 class Cut(NamedTuple):
     """A mask in two numbers (0-dimensional tensors, so that finding one never waits for a device)."""
@@ -31,9 +33,7 @@ def kept_count(count: int, sparsity: float) -> int:
 
 def check_sparsity(sparsity: float, what: str = "sparsity") -> float:
     """The sparsity itself, if it is one."""
-    if isinstance(sparsity, bool) or not isinstance(sparsity, (int, float)) or not 0 <= sparsity <= 1:
-        raise ValueError(f"{what} is {sparsity!r}; it is the share of weights pruned, from 0 to 1")
-    return float(sparsity)
+    return share(what, sparsity, "the share of weights pruned")
 
 
 def nan_error(name: str) -> ValueError:
@@ -54,12 +54,16 @@ def _(scores: Tensor, kept: Tensor, name: str) -> tuple[Tensor, Tensor]:
     return scores.new_empty(()), kept.new_empty(())
 
 
+def _highest(scores: Tensor) -> float:
+    return math.inf if scores.dtype.is_floating_point else torch.iinfo(scores.dtype).max
+
+
 def _cut_by_partition(scores: Tensor, kept: int, name: str) -> tuple[Tensor, Tensor]:
     # The dot product is NaN exactly if a score is: squares cannot cancel.
-    if torch.dot(scores, scores).isnan():
+    if scores.dtype.is_floating_point and torch.dot(scores, scores).isnan():
         raise nan_error(name)
     if kept == 0:
-        return torch.tensor(math.inf, dtype=scores.dtype), torch.tensor(-1)
+        return torch.tensor(_highest(scores), dtype=scores.dtype), torch.tensor(-1)
     values = scores.numpy()
     position = values.size - kept
     threshold = np.partition(values, position)[position]
@@ -73,9 +77,8 @@ def _cut_by_sort(scores: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
     values, order = torch.sort(scores, descending=True, stable=True)
     position = (kept - 1).clamp(min=0).reshape(1)
     threshold, last = values[position].squeeze(0), order[position].squeeze(0)
-    threshold = torch.where(kept > 0, threshold, math.inf)
-    threshold = torch.where(values[0].isnan(), math.nan, threshold)
-    return threshold, torch.where(kept > 0, last, -1)
+    threshold = torch.where(kept > 0, threshold, _highest(scores))
+    return torch.where(values[0].isnan(), values[0], threshold), torch.where(kept > 0, last, -1)
 
 
 def cut(scores: Tensor, kept: Tensor, name: str = "scores") -> Cut:
@@ -89,23 +92,41 @@ def cut_together(scores: Sequence[Tensor], kept: Tensor, floors: Sequence[int], 
     A layer's floor is met by its own highest scores; the rest of the budget goes to the highest scores of the network.
     Either way a layer keeps its own top, so what comes out is again one cut a layer.
     """
-    flat = torch.cat([score.detach().reshape(-1) for score in scores])
     sizes = [score.numel() for score in scores]
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-    if not any(floors):
-        threshold, last = cut(flat, kept, ", ".join(names))
-        return [Cut(threshold, last - offset) for offset in offsets]
-    own = [cut(score, kept.new_tensor(floor), name) for score, floor, name in zip(scores, floors, names)]
-    flat.clamp_(max=torch.finfo(flat.dtype).max)
-    for part, score, floor_cut in zip(torch.split(flat, sizes), scores, own):
-        part.masked_fill_(keeps(score.detach(), floor_cut).reshape(-1), math.inf)
-    threshold, last = cut(flat, kept, ", ".join(names))
+    own = [_cut_floor(score.detach(), floor, name) for score, floor, name in zip(scores, floors, names)]
+    keys = [_ordered(score.detach()).masked_fill(keeps(score, floor), _FIRST) for score, floor in zip(scores, own)]
+    key, last = cut(torch.cat([key.reshape(-1) for key in keys]), kept, "the network")
+    threshold = torch.where(key == _FIRST, math.inf, _unordered(key))
+    threshold = torch.where(torch.stack([floor.threshold for floor in own]).isnan().any(), math.nan, threshold)
     cuts = []
-    for offset, floor_cut in zip(offsets, own):
-        local = last - offset
-        wider = (floor_cut.threshold < threshold) | ((floor_cut.threshold == threshold) & (floor_cut.last > local))
-        cuts.append(Cut(torch.where(wider, floor_cut.threshold, threshold), torch.where(wider, floor_cut.last, local)))
+    for offset, floor in zip(offsets, own):
+        local = torch.where(key == _FIRST, -1, last - offset)
+        wider = (floor.threshold < threshold) | ((floor.threshold == threshold) & (floor.last > local))
+        cuts.append(Cut(torch.where(wider, floor.threshold, threshold), torch.where(wider, floor.last, local)))
     return cuts
+
+
+def _cut_floor(scores: Tensor, floor: int, name: str) -> Cut:
+    kept = torch.tensor(floor, device=scores.device)
+    if floor or scores.device.type == "cpu":
+        return cut(scores, kept, name)
+    return Cut(torch.where(scores.isnan().any(), math.nan, math.inf), kept - 1)
+
+
+_FIRST = 1 << 40  # ranks before the key of any score
+
+
+def _ordered(scores: Tensor) -> Tensor:
+    """Whole numbers in the order of float32 scores; the two zeros are one."""
+    bits = (scores.float() + 0.0).view(torch.int32)
+    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
+
+
+def _unordered(key: Tensor) -> Tensor:
+    """The score of a key."""
+    bits = key.to(torch.int32)
+    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32)
 
 
 def keeps(scores: Tensor, cut: Cut) -> Tensor:
@@ -120,7 +141,7 @@ def calculate_mask(scores: Tensor, sparsity: float, *, rank_by: str = "score") -
 
     ``rank_by="magnitude"`` ranks |s| instead (Ramanujan et al.).
     """
-    ranked = rank(scores, rank_by).detach()
+    ranked = rank(scores.detach().float(), rank_by)
     if ranked.isnan().any():
         raise nan_error("scores")
     kept = torch.tensor(kept_count(scores.numel(), check_sparsity(sparsity)), device=scores.device)

@@ -1,6 +1,7 @@
 """What there is to mask in a model: its parameters, who owns them, and what kind each is."""
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -11,9 +12,13 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
-_LINEAR = (nn.Linear, nn.Bilinear, _ConvNd, nn.Embedding, nn.EmbeddingBag)
-_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
-_NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+# Modules, and which of their parameters are weights and biases.
+_KINDS: list[tuple[tuple[type, ...], str, str]] = [
+    ((nn.Linear, nn.Bilinear, _ConvNd, nn.Embedding, nn.EmbeddingBag), "weight", "bias"),
+    ((nn.RNNBase, nn.RNNCellBase), "weight_(ih|hh|hr).*", "bias_(ih|hh).*"),
+    ((nn.MultiheadAttention,), "(in|q|k|v)_proj_weight", "in_proj_bias|bias_k|bias_v"),
+]
+NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True)
@@ -33,12 +38,13 @@ class Owner:
     @property
     def kind(self) -> str:
         """``weight`` (masked by default), ``bias``, ``norm``, or ``bare`` (masked if named)."""
-        if isinstance(self.module, _NORMS):
-            return "norm"
-        attention = isinstance(self.module, nn.MultiheadAttention)
-        if attention or isinstance(self.module, _LINEAR + _RECURRENT):
-            return "bias" if "bias" in self.attribute else "weight"
-        return "bare"
+        for kinds, weights, biases in _KINDS:
+            if isinstance(self.module, kinds):
+                # Only torch's own names count: what a subclass adds is the subclass's business.
+                if re.fullmatch(weights, self.attribute):
+                    return "weight"
+                return "bias" if re.fullmatch(biases, self.attribute) else "bare"
+        return "norm" if isinstance(self.module, NORMS) and self.attribute in ("weight", "bias") else "bare"
 
     def matches(self, pattern: str) -> bool:
         """Whether a glob pattern fits the parameter's qualified name, or its module's."""
@@ -101,7 +107,7 @@ def choose(
             )
         if into:
             _refuse_unfit(into[0])
-            chosen[into[0].name] = group
+            chosen[group[0].name] = group
     if not chosen:
         raise ValueError(f"{type(model).__name__} has nothing to mask: no linear, convolution, embedding, recurrent or "
                          "attention layer is left; name a bare parameter with include=")  # fmt: skip

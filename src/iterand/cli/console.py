@@ -1,0 +1,69 @@
+"""What the commands share: results go to stdout, progress to stderr."""
+
+import json
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from iterand.training.session import Session
+
+out = Console()
+err = Console(stderr=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object for scripts."""
+    out.print(json.dumps(value), soft_wrap=True, markup=False, highlight=False)
+
+
+def size(count: int) -> str:
+    """A number of bytes, for people."""
+    if count < 1000:
+        return f"{count} B"
+    return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.2f} MB"
+
+
+def progress_bar() -> Progress:
+    """A progress display on stderr."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+    )
+
+
+class ProgressObserver:
+    """Shows a run on a progress bar: epochs, loss, accuracy, time left."""
+
+    def __init__(self, progress: Progress, label: str) -> None:
+        self.progress = progress
+        self.task = progress.add_task(label, total=None, note="")
+        self._shown = 0.0
+
+    def step(self, session: Session) -> None:
+        """Move the bar; read the running loss twice a second, since reading waits for the device."""
+        now = time.monotonic()
+        if now - self._shown > 0.5 and session.seen:
+            self._shown = now
+            loss, accuracy = float(session.loss_sum) / session.seen, 100 * int(session.correct) / session.seen
+            done = session.epoch * session.steps_per_epoch + session.step
+            self._update(session, done, f"epoch {session.epoch + 1}  loss {loss:.3f}  train {accuracy:.1f} %")
+
+    def epoch(self, session: Session, metrics: dict[str, Any]) -> None:
+        """Show the validation accuracy of the epoch."""
+        note = f"epoch {metrics['epoch']}  loss {metrics['train_loss']:.3f}  val {metrics['validation_accuracy']:.1f} %"
+        self._update(session, session.epoch * session.steps_per_epoch, note)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self.progress.remove_task(self.task)
+
+    def _update(self, session: Session, done: int, note: str) -> None:
+        total = session.recipe.training.epochs * session.steps_per_epoch
+        self.progress.update(self.task, total=total, completed=done, note=note)

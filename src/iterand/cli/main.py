@@ -1,0 +1,64 @@
+"""The ``iterand`` command: its parts put together, and one sentence for every error."""
+
+import sys
+import warnings
+from typing import Any
+
+import typer
+
+from iterand import __version__
+from iterand.cli import reproduce, train
+from iterand.cli.console import err, out
+from iterand.errors import IterandError
+from iterand.training.interrupt import Interrupted
+
+app = typer.Typer(
+    help="Train neural networks by pruning random weights, never training one (IteRand).",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(train.train)
+app.command()(train.evaluate)
+app.command()(train.recipes)
+app.command()(reproduce.reproduce)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        out.print(f"iterand {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; what goes wrong is said in one sentence."""
+    warnings.showwarning = _show_warning
+    try:
+        app()
+    except Interrupted:
+        err.print("stopped and saved; the same command goes on from here")
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(1)
+    except (IterandError, ValueError, OSError) as error:
+        err.print(f"[bold red]error:[/] {_plain(error)}", highlight=False, soft_wrap=True)
+        sys.exit(1)
+
+
+def _plain(error: Exception) -> str:
+    return str(error).replace("[", r"\[")
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    err.print(f"[yellow]warning:[/] {message}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

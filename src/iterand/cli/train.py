@@ -1,0 +1,93 @@
+"""``iterand train``, ``evaluate`` and ``recipes``."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from iterand.cli.console import ProgressObserver, out, print_json, progress_bar, size
+from iterand.experiments.library import find_recipe, recipe_names
+from iterand.experiments.running import evaluate_run, run
+from iterand.training import recipe_file
+from iterand.training.environment import choose_device
+from iterand.training.folder import TICKET, RunFolder, default_path
+
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(help="Name of a recipe, or path of a .toml file.")] = "digits",
+    settings: Settings = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Folder of the run [runs/NAME-DIGEST].")] = None,
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew instead of going on.")] = False,
+    json: Json = False,
+) -> None:
+    """Train a network by a recipe. The same command again goes on where a broken run stopped."""
+    settled = recipe_file.override(find_recipe(recipe), settings or [])
+    where = RunFolder(folder or default_path(settled))
+    with progress_bar() as progress:
+        observer = ProgressObserver(progress, settled.name)
+        result = run(
+            settled, where, device=choose_device(device), data_dir=data_dir, fresh=fresh, observer=observer
+        )  # fmt: skip
+    if json:
+        print_json({"run": str(where.path), **result})
+        return
+    out.print(f"test accuracy  [bold]{result['test_accuracy']:.2f} %[/]  (loss {result['test_loss']:.4f})")
+    out.print(f"weights        {result['kept']:,} of {result['weights']:,} kept, {_trained(result)}")
+    if "ticket_bytes" in result:
+        ticket, dense = result["ticket_bytes"], result["float32_bytes"]
+        out.print(f"ticket         {size(ticket)} beside {size(dense)} as float32: {where.path / TICKET}")
+    out.print(f"run            {where.path}", soft_wrap=True)
+
+
+def _trained(result: dict[str, Any]) -> str:
+    return "all trained" if result["method"] == "sgd" else "none ever trained"
+
+
+def evaluate(
+    path: Annotated[Path, typer.Argument(metavar="RUN_OR_TICKET", help="Folder of a run, or a ticket file.")],
+    device: Device = "auto",
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Test a trained network on the test part of its data."""
+    if not path.exists():
+        raise ValueError(f"there is no run folder or ticket {str(path)!r}")
+    measured = evaluate_run(path, device=choose_device(device), data_dir=data_dir)
+    if json:
+        print_json(measured)
+    else:
+        out.print(
+            f"test accuracy  [bold]{measured['test_accuracy']:.2f} %[/]  "
+            f"(loss {measured['test_loss']:.4f}, {measured['examples']:,} examples)"
+        )
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Recipe to print in full.")] = None,
+    settings: Settings = None,
+    json: Json = False,
+) -> None:
+    """List the recipes, or print one with all its settings."""
+    if name is not None:
+        settled = recipe_file.override(find_recipe(name), settings or [])
+        if json:
+            print_json(recipe_file.as_dict(settled))
+        else:
+            out.print(recipe_file.to_toml(settled), end="", markup=False, highlight=False, soft_wrap=True)
+        return
+    found = {entry: find_recipe(entry).description for entry in recipe_names()}
+    if json:
+        print_json(found)
+        return
+    table = Table("recipe", "what it is", box=None, header_style="bold")
+    for entry, description in found.items():
+        table.add_row(entry, description)
+    out.print(table)

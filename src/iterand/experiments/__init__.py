@@ -1,0 +1,1 @@
+"""Experiments: recipes, runs of them, and what they show."""

@@ -1,0 +1,106 @@
+"""The walk of a run: recipe → data → network → masks → loop → ticket → result."""
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from iterand.data import Dataset, load_data
+from iterand.errors import CheckpointError
+from iterand.masking import masked_layers
+from iterand.networks import build_network
+from iterand.ticket import load_ticket, read_ticket, save_ticket
+from iterand.training import checkpoint, environment, recipe_file
+from iterand.training.folder import TICKET, RunFolder
+from iterand.training.loop import Observer, Silent, evaluate, steps_per_epoch, train
+from iterand.training.recipe import Recipe
+from iterand.training.session import Session
+
+
+def run(
+    recipe: Recipe,
+    folder: RunFolder,
+    *,
+    device: torch.device,
+    data_dir: Path | None = None,
+    fresh: bool = False,
+    observer: Observer | None = None,
+) -> dict[str, Any]:
+    """Do a run, go on with it, or, if it is complete, only say what came out."""
+    with folder.opened(recipe, environment.describe(device), fresh=fresh):
+        result = folder.result()
+        if result is not None:
+            return result
+        data = load_data(recipe.data.name, data_dir).to(device)
+        session = _session(recipe, data, device)
+        saved = checkpoint.read(folder.path)
+        if saved is not None:
+            session.restore(saved)
+        folder.start_log(session.metrics)
+        train(session, data, folder, observer or Silent())
+        result = _result(session, data, folder)
+        folder.finish(result)
+        return result
+
+
+def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = None) -> dict[str, Any]:
+    """Test a run folder, as its last checkpoint left it, or a ticket."""
+    if path.is_dir():
+        folder = RunFolder(path)
+        recipe = folder.recipe()
+        data = load_data(recipe.data.name, data_dir).to(device)
+        session = _session(recipe, data, device)
+        saved = checkpoint.read(path)
+        if saved is None:
+            raise CheckpointError(f"{path} holds no checkpoint; train it first")
+        session.restore(saved)
+        model: nn.Module = session.model
+    else:
+        model = load_ticket(path).to(device)
+        recipe = recipe_file.from_dict(read_ticket(path).recipe or {})
+        data = load_data(recipe.data.name, data_dir).to(device)
+    measured = evaluate(model, data.test, recipe)
+    return {"path": str(path), "examples": len(data.test)} | {f"test_{name}": value for name, value in measured.items()}
+
+
+def _session(recipe: Recipe, data: Dataset, device: torch.device) -> Session:
+    network = build_network(
+        recipe.network.name, width_factor=recipe.network.width_factor, classes=data.classes, seed=recipe.seed
+    )
+    return Session(recipe, network, steps_per_epoch(recipe, data), device)
+
+
+def _result(session: Session, data: Dataset, folder: RunFolder) -> dict[str, Any]:
+    model, recipe = session.model, session.recipe
+    layers = masked_layers(model).values()
+    test = evaluate(model, data.test, recipe)
+    weights = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
+    result: dict[str, Any] = {
+        "name": recipe.name,
+        "method": recipe.method.name,
+        "seed": recipe.seed,
+        "test_accuracy": test["accuracy"],
+        "test_loss": test["loss"],
+        "validation_accuracy": session.metrics[-1]["validation_accuracy"],
+        "weights": sum(layer.weight.numel() for layer in layers) if layers else weights,
+        "kept": sum(int(layer.mask.sum()) for layer in layers) if layers else weights,
+        "model_sha256": _fingerprint(model),
+    }
+    if layers:
+        path = folder.path / TICKET
+        save_ticket(model, path, recipe=asdict(recipe), metrics=dict(result))
+        result["ticket_bytes"] = path.stat().st_size
+    result["float32_bytes"] = 4 * result["weights"]
+    return result
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """SHA-256 over everything the model holds: two runs are the same if theirs is."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,102 @@
+"""A model's masks at a glance: per layer what is kept, what was redrawn, and how many bits it takes to say so."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from iterand.masking import MaskedLayer, require_masked_layers
+from iterand.parametrization import calculate_masks
+
+
+@dataclass(frozen=True)
+class LayerSummary:
+    """One masked tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    total: int
+    kept: int
+    redrawn: int
+    """Kept weights that are not the initial ones."""
+    bits: float
+    """Information in mask and kept weights: what a ticket cannot go much below."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All masked tensors of a model; printing it gives a table."""
+
+    layers: tuple[LayerSummary, ...]
+    rounds: int
+    """R: rounds of randomization so far."""
+
+    @property
+    def total(self) -> int:
+        """How many weights there are."""
+        return sum(layer.total for layer in self.layers)
+
+    @property
+    def kept(self) -> int:
+        """How many are kept."""
+        return sum(layer.kept for layer in self.layers)
+
+    @property
+    def bits(self) -> float:
+        """Information in the whole."""
+        return sum(layer.bits for layer in self.layers)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"total": self.total, "kept": self.kept, "bits": self.bits}
+
+    def __str__(self) -> str:
+        whole = LayerSummary("all", (), self.total, self.kept, sum(one.redrawn for one in self.layers), self.bits)
+        rows = [("layer", "shape", "kept / total", "kept", "redrawn", "bits a weight")]
+        for layer in (*self.layers, whole):
+            rows.append(
+                (
+                    layer.name,
+                    "×".join(map(str, layer.shape)),
+                    f"{layer.kept:,} / {layer.total:,}",
+                    f"{100 * layer.kept / layer.total:.1f} %",
+                    f"{100 * layer.redrawn / max(layer.kept, 1):.1f} %",
+                    f"{layer.bits / layer.total:.2f}",
+                )
+            )
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines = ["  ".join(_pad(cell, width, i) for i, (cell, width) in enumerate(zip(row, widths))) for row in rows]
+        ending = (
+            f"{self.rounds} rounds of randomization; {self.bits / 8e3:,.1f} kB, {self.total / 250:,.1f} kB as float32"
+        )
+        return "\n".join([*lines[:-1], "-" * len(lines[0]), lines[-1], ending])
+
+
+def summary(model: nn.Module) -> Summary:
+    """Look at all masked layers of a model."""
+    layers = list(require_masked_layers(model).values())
+    masks = calculate_masks([layer.parametrization for layer in layers])
+    rounds = max(layer.parametrization.rounds for layer in layers)
+    return Summary(tuple(_summarize(layer, mask) for layer, mask in zip(layers, masks)), rounds)
+
+
+def _summarize(layer: MaskedLayer, mask: Tensor) -> LayerSummary:
+    total, kept = mask.numel(), int(mask.sum())
+    draws = layer.draw[mask]
+    bits = entropy([kept, total - kept]) + entropy(torch.unique(draws, return_counts=True)[1].tolist())
+    support = layer.parametrization.distribution.support
+    if support is not None:
+        bits = min(bits, entropy([kept, total - kept]) + kept * math.log2(len(support)))
+    return LayerSummary(layer.name, tuple(mask.shape), total, kept, int((draws > 0).sum()), bits)
+
+
+def entropy(counts: list[int]) -> float:
+    """Bits in a sequence with these symbol counts."""
+    total = sum(counts)
+    return sum(-count * math.log2(count / total) for count in counts if count)
+
+
+def _pad(cell: str, width: int, column: int) -> str:
+    return cell.ljust(width) if column < 2 else cell.rjust(width)

@@ -1,0 +1,60 @@
+"""Where a run happens: device, hardware and versions."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of this name; ``auto`` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (number and not (kind == "cuda" and number.isdecimal())):
+        raise ValueError(f"device is {name!r}; it must be auto, cpu, cuda or cuda:N")
+    if kind == "cuda":
+        count = torch.cuda.device_count()
+        if int(number or 0) >= count:
+            raise ValueError(f"device is {name!r}, but torch sees {count} CUDA devices here; use --device cpu")
+    return torch.device(name)
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """What a reader of the results needs to know of the machine."""
+    hardware: dict[str, Any] = {"cpu": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        hardware["gpu"] = torch.cuda.get_device_name(device)
+    return {
+        "iterand": version("iterand"),
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": str(device),
+        "hardware": hardware,
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, where the package runs from one."""
+    here = Path(__file__).resolve().parent
+    try:
+        answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None

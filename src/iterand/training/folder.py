@@ -1,0 +1,132 @@
+"""A run's folder: what it is (recipe), where it ran (environment), how it went (metrics), what came out (result)."""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from iterand.errors import IterandError, RecipeError
+from iterand.files import atomic_write
+from iterand.training import checkpoint, recipe_file
+from iterand.training.recipe import Recipe
+
+RECIPE = "recipe.toml"
+METRICS = "metrics.jsonl"
+ENVIRONMENT = "environment.json"
+RESULT = "result.json"
+TICKET = "model.ticket"
+TENSORBOARD = "tensorboard"
+_LOCK = ".lock"
+_OWN = (RECIPE, METRICS, ENVIRONMENT, RESULT, TICKET, checkpoint.NAME, checkpoint.PREVIOUS)
+
+
+def default_path(recipe: Recipe, base: Path = Path("runs")) -> Path:
+    """Where a run belongs: its name comes from its settings, so no run is done twice."""
+    return base / f"{recipe.name}-{recipe_file.digest(recipe)}"
+
+
+class RunFolder:
+    """The files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._writer: SummaryWriter | None = None
+
+    @contextmanager
+    def opened(self, recipe: Recipe, environment: dict[str, Any], *, fresh: bool = False) -> Iterator[None]:
+        """Make the folder this run's own while it goes on; another recipe in it is refused with the difference."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with _locked(self.path):
+                if fresh:
+                    self._clear()
+                self._check(recipe)
+                atomic_write(self.path / RECIPE, recipe_file.to_toml(recipe).encode())
+                atomic_write(self.path / ENVIRONMENT, _json(environment))
+                yield
+        except OSError as error:
+            raise IterandError(f"cannot write to the run folder {self.path}: {error.strerror or error}") from error
+        finally:
+            if self._writer is not None:
+                self._writer.close()
+                self._writer = None
+
+    def start_log(self, metrics: Iterable[dict[str, Any]]) -> None:
+        """Begin the log with these epochs: what was logged after the checkpoint is done again."""
+        metrics = list(metrics)
+        atomic_write(self.path / METRICS, "".join(json.dumps(line) + "\n" for line in metrics).encode())
+        self._writer = SummaryWriter(str(self.path / TENSORBOARD), purge_step=len(metrics) + 1)
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        """Add an epoch to the log."""
+        with (self.path / METRICS).open("a") as file:
+            file.write(json.dumps(metrics) + "\n")
+        if self._writer is not None:
+            for name, value in metrics.items():
+                if name != "epoch":
+                    self._writer.add_scalar(name, value, metrics["epoch"])
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Write what came out; a run with a result is complete."""
+        atomic_write(self.path / RESULT, _json(result))
+
+    def result(self) -> dict[str, Any] | None:
+        """What came out, if the run is complete."""
+        return read_json(self.path / RESULT) if (self.path / RESULT).exists() else None
+
+    def recipe(self) -> Recipe:
+        """What the run is."""
+        if not (self.path / RECIPE).exists():
+            raise RecipeError(f"{self.path} is not a run folder: it holds no {RECIPE}")
+        return recipe_file.read(self.path / RECIPE)
+
+    def _check(self, recipe: Recipe) -> None:
+        if (self.path / RECIPE).exists():
+            difference = recipe_file.difference(self.recipe(), recipe)
+            if difference:
+                raise IterandError(
+                    f"{self.path} holds a run of other settings: {'; '.join(difference)}; "
+                    "choose another --out, or --fresh to replace it"
+                )
+
+    def _clear(self) -> None:
+        for name in _OWN:
+            (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.path / TENSORBOARD, ignore_errors=True)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of a run."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise IterandError(f"cannot read {path}: {error}") from None
+    if not isinstance(value, dict):
+        raise IterandError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep a second process out of the folder; the lock goes with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # not on this platform
+        yield
+        return
+    with (folder / _LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise IterandError(
+                f"another process is training in {folder}; wait for it, or choose another --out"
+            ) from None
+        yield

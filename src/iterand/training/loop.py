@@ -1,0 +1,143 @@
+"""The loop: Algorithm 1, and with the randomizer among its steppers Algorithm 3; plain SGD is the same loop too."""
+
+import math
+import time
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from iterand import philox
+from iterand.data import Dataset, Split
+from iterand.errors import IterandError
+from iterand.training import checkpoint
+from iterand.training.folder import RunFolder
+from iterand.training.interrupt import Interrupted, stop_request
+from iterand.training.learning_rate import learning_rate
+from iterand.training.recipe import Recipe
+from iterand.training.session import Session
+
+CHECKPOINT_SECONDS = 10.0  # at most this much work, or one step, is lost when a run is killed
+EVALUATION_BATCH = 1000
+
+
+class Observer(Protocol):
+    """Who watches a run."""
+
+    def step(self, session: Session) -> None:
+        """A step is done."""
+        ...
+
+    def epoch(self, session: Session, metrics: dict[str, Any]) -> None:
+        """An epoch is done."""
+        ...
+
+
+class Silent:
+    """An observer that does nothing."""
+
+    def step(self, session: Session) -> None:
+        """Nothing."""
+
+    def epoch(self, session: Session, metrics: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+def steps_per_epoch(recipe: Recipe, data: Dataset) -> int:
+    """How many batches an epoch has."""
+    count, size = len(data.train), recipe.training.batch_size
+    if size > count and recipe.data.drop_last:
+        raise ValueError(f"training.batch_size is {size}, but there are only {count} training examples; lower it")
+    return count // size if recipe.data.drop_last else math.ceil(count / size)
+
+
+def train(session: Session, data: Dataset, folder: RunFolder, observer: Observer) -> None:
+    """Train from wherever the session stands to the end, saving as it goes."""
+    recipe = session.recipe
+    saved_at = time.monotonic()
+    with stop_request() as request:
+        while session.epoch < recipe.training.epochs:
+            order = _begin_epoch(session, len(data.train))
+            while session.step < session.steps_per_epoch:
+                _train_step(session, data.train, order)
+                observer.step(session)
+                due = time.monotonic() - saved_at > CHECKPOINT_SECONDS
+                if request.asked or (due and session.step < session.steps_per_epoch):
+                    checkpoint.write(folder.path, session.capture())
+                    saved_at = time.monotonic()
+                if request.asked:
+                    raise Interrupted
+            metrics = _end_epoch(session, data.validation)
+            folder.log(metrics)
+            observer.epoch(session, metrics)
+            last = session.epoch == recipe.training.epochs
+            if session.epoch == 1 or last or time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+                checkpoint.write(folder.path, session.capture())
+                saved_at = time.monotonic()
+
+
+def evaluate(model: nn.Module, split: Split, recipe: Recipe) -> dict[str, float]:
+    """Mean loss and accuracy in percent over one part of the data."""
+    model.eval()
+    loss = correct = 0.0
+    with torch.no_grad():
+        for inputs, labels in zip(*(torch.split(part, EVALUATION_BATCH) for part in (split.inputs, split.labels))):
+            outputs = _forward(model, inputs, recipe)
+            loss += float(F.cross_entropy(outputs, labels, reduction="sum"))
+            correct += int((outputs.argmax(1) == labels).sum())
+    return {"loss": loss / len(split), "accuracy": 100 * correct / len(split)}
+
+
+def _begin_epoch(session: Session, count: int) -> Tensor:
+    recipe = session.recipe
+    rate = learning_rate(recipe.learning_rate, session.epoch, recipe.training.epochs)
+    for group in session.optimizer.param_groups:
+        group["lr"] = rate
+    session.model.train()
+    return philox.permutation(count, philox.key(recipe.seed, "data order"), session.epoch).to(session.device)
+
+
+def _train_step(session: Session, split: Split, order: Tensor) -> None:
+    size = session.recipe.training.batch_size
+    batch = order[session.step * size : (session.step + 1) * size]
+    inputs, labels = split.inputs[batch], split.labels[batch]
+    session.optimizer.zero_grad()
+    outputs = _forward(session.model, inputs, session.recipe)
+    loss = F.cross_entropy(outputs, labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    session.optimizer.step()
+    for stepper in session.steppers:
+        stepper.step()
+    session.loss_sum += loss.detach().double() * len(batch)
+    session.correct += (outputs.detach().argmax(1) == labels).sum()
+    session.seen += len(batch)
+    session.step += 1
+
+
+def _end_epoch(session: Session, validation: Split) -> dict[str, Any]:
+    loss = float(session.loss_sum) / session.seen
+    if math.isnan(loss):
+        raise IterandError(
+            f"the loss became NaN in epoch {session.epoch + 1}; lower learning_rate.initial and start with --fresh"
+        )
+    measured = evaluate(session.model, validation, session.recipe)
+    metrics = {
+        "epoch": session.epoch + 1,
+        "learning_rate": session.optimizer.param_groups[0]["lr"],
+        "train_loss": loss,
+        "train_accuracy": 100 * int(session.correct) / session.seen,
+        "validation_loss": measured["loss"],
+        "validation_accuracy": measured["accuracy"],
+    }
+    session.metrics.append(metrics)
+    session.begin_epoch(session.epoch + 1)
+    return metrics
+
+
+def _forward(model: nn.Module, inputs: Tensor, recipe: Recipe) -> Tensor:
+    if recipe.training.channels_last:
+        inputs = inputs.contiguous(memory_format=torch.channels_last)
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=recipe.training.precision == "bfloat16"):
+        outputs: Tensor = model(inputs)
+    return outputs.float()

@@ -1,0 +1,58 @@
+"""The methods: what each does to a network before the loop, and once an iteration within it."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import nn
+
+from iterand import IterativeRandomization, SparsitySchedule, prune_, scores
+from iterand.training.recipe import Recipe
+
+
+class Stepper(Protocol):
+    """What advances once an iteration, as torch's schedulers do."""
+
+    def step(self) -> None:
+        """Advance."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What to keep."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A network ready for the loop: what the optimizer trains, and what steps after it."""
+
+    parameters: list[nn.Parameter]
+    steppers: list[Stepper] = field(default_factory=list)
+
+
+def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
+    """Make a freshly built network ready for the method of a recipe."""
+    method = recipe.method
+    if method.name == "sgd":
+        return Prepared([parameter for parameter in model.parameters() if parameter.requires_grad])
+    prune_(
+        model,
+        method.sparsity,
+        weights=method.weight_distribution,
+        scores=method.score_distribution,
+        seed=recipe.seed,
+        ranking=method.ranking,
+        rank_by=method.rank_by,
+        allocation=method.allocation,
+        floor=method.floor,
+    )
+    steppers: list[Stepper] = []
+    if method.name == "iterand":
+        steppers.append(IterativeRandomization(model, method.period, method.rate))
+    if method.sparsity_schedule != "constant":
+        steps = max(1, round(method.sparsity_schedule_share * iterations))
+        steppers.append(SparsitySchedule(model, method.sparsity_schedule, steps=steps))
+    return Prepared(scores(model), steppers)

@@ -1,0 +1,137 @@
+"""The settings of a run, as frozen dataclasses: everything that decides its result."""
+
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from iterand import distributions, masking, selection
+from iterand import sparsity as sparsities
+from iterand.errors import RecipeError
+
+METHODS = ("sgd", "edge_popup", "iterand")
+LEARNING_RATES = ("constant", "cosine", "multi_step", "warmup_cosine")
+PRECISIONS = ("float32", "bfloat16")
+
+
+def _number(default: Any, low: float | None = None, high: float | None = None) -> Any:
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+def _choice(default: str, *choices: str) -> Any:
+    return field(default=default, metadata={"choices": choices})
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """What is learned."""
+
+    name: str = "digits"
+    drop_last: bool = True
+    """Leave out what is left of an epoch after the last full batch."""
+
+
+@dataclass(frozen=True)
+class NetworkRecipe:
+    """What learns it."""
+
+    name: str = "digits_conv"
+    width_factor: float = _number(1.0, 1e-6)
+
+
+@dataclass(frozen=True)
+class MethodRecipe:
+    """How it is searched: which (ranking), how much (sparsity), from what (distributions), when (randomization)."""
+
+    name: str = _choice("iterand", *METHODS)
+    sparsity: float = _number(0.5, 0, 1)
+    weight_distribution: str = "kaiming_uniform"
+    score_distribution: str = "kaiming_uniform"
+    ranking: str = _choice("layer", *masking.RANKINGS)
+    rank_by: str = _choice("score", *selection.RANK_BY)
+    allocation: str = _choice("uniform", *sparsities.ALLOCATIONS)
+    floor: float = _number(0.0, 0, 1)
+    sparsity_schedule: str = _choice("constant", *sparsities.SCHEDULES)
+    sparsity_schedule_share: float = _number(0.5, 1e-6, 1)
+    """Over which share of the iterations the sparsity rises."""
+    period: int = _number(300, 1)
+    rate: float = _number(0.1, 0, 1)
+
+    def __post_init__(self) -> None:
+        for key in ("weight_distribution", "score_distribution"):
+            try:
+                distributions.get_distribution(getattr(self, key))
+            except ValueError as error:
+                raise RecipeError(f"method.{key}: {error}") from None
+
+
+@dataclass(frozen=True)
+class OptimizerRecipe:
+    """SGD with momentum and weight decay, on scores or weights."""
+
+    momentum: float = _number(0.9, 0, 1)
+    weight_decay: float = _number(5e-4, 0)
+
+
+@dataclass(frozen=True)
+class LearningRateRecipe:
+    """The learning rate η over epochs (Appendix B)."""
+
+    initial: float = _number(0.1, 0)
+    schedule: str = _choice("cosine", *LEARNING_RATES)
+    milestones: tuple[int, ...] = ()
+    """For ``multi_step``: the epochs at which the rate is multiplied by ``factor``."""
+    factor: float = _number(0.1, 0)
+    warmup_epochs: int = _number(5, 0)
+    final_epochs: int = _number(5, 0)
+    final: float = _number(1e-5, 0)
+    """For ``warmup_cosine``: the rate of the last ``final_epochs``."""
+
+
+@dataclass(frozen=True)
+class TrainingRecipe:
+    """How long, in what portions, in which precision."""
+
+    epochs: int = _number(10, 1)
+    batch_size: int = _number(64, 1)
+    precision: str = _choice("float32", *PRECISIONS)
+    channels_last: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All of it."""
+
+    name: str = "unnamed"
+    description: str = ""
+    seed: int = _number(0, 0, (1 << 63) - 1)
+    data: DataRecipe = field(default_factory=DataRecipe)
+    network: NetworkRecipe = field(default_factory=NetworkRecipe)
+    method: MethodRecipe = field(default_factory=MethodRecipe)
+    optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
+    learning_rate: LearningRateRecipe = field(default_factory=LearningRateRecipe)
+    training: TrainingRecipe = field(default_factory=TrainingRecipe)
+
+    def __post_init__(self) -> None:
+        rate, epochs = self.learning_rate, self.training.epochs
+        if rate.schedule == "warmup_cosine" and rate.warmup_epochs + rate.final_epochs >= epochs:
+            raise RecipeError(
+                f"learning_rate.warmup_epochs and final_epochs take {rate.warmup_epochs + rate.final_epochs} epochs, "
+                f"training.epochs is {epochs}; make training.epochs larger"
+            )
+
+
+SECTIONS: dict[str, type] = {
+    "data": DataRecipe,
+    "network": NetworkRecipe,
+    "method": MethodRecipe,
+    "optimizer": OptimizerRecipe,
+    "learning_rate": LearningRateRecipe,
+    "training": TrainingRecipe,
+}
+
+
+def recipe_keys() -> dict[str, Field[Any]]:
+    """All dotted keys of a recipe, with their fields."""
+    found = {entry.name: entry for entry in fields(Recipe) if entry.name not in SECTIONS}
+    for name, section in SECTIONS.items():
+        found |= {f"{name}.{entry.name}": entry for entry in fields(section)}
+    return found

@@ -1,0 +1,164 @@
+"""Recipes as TOML and back, with a sentence for every mistake."""
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from iterand.errors import RecipeError
+from iterand.training import recipe as schema
+from iterand.training.recipe import Recipe
+
+
+def from_dict(values: Mapping[str, Any]) -> Recipe:
+    """A recipe from nested tables; unknown keys, wrong types and numbers out of range are errors."""
+    flat = _flatten(values)
+    sections: dict[str, dict[str, Any]] = {}
+    known = schema.recipe_keys()
+    for key, value in flat.items():
+        if key not in known:
+            raise RecipeError(_unknown(key))
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, {})[name] = _checked(key, known[key], value)
+    top = sections.pop("", {})
+    return Recipe(**top, **{name: schema.SECTIONS[name](**part) for name, part in sections.items()})
+
+
+def from_toml(text: str, where: str) -> Recipe:
+    """A recipe from TOML; ``where`` names the source in errors."""
+    try:
+        return from_dict(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{where} is not valid TOML: {error}") from None
+    except RecipeError as error:
+        raise RecipeError(f"{where}: {error}") from None
+
+
+def read(path: Path) -> Recipe:
+    """The recipe in a file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"cannot read the recipe {path}: {error}") from None
+    return from_toml(text, str(path))
+
+
+def as_dict(recipe: Recipe) -> dict[str, Any]:
+    """The whole recipe as nested tables."""
+    return asdict(recipe)
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The whole recipe, defaults included."""
+    lines: list[str] = []
+    tables: list[str] = []
+    for key, value in asdict(recipe).items():
+        if isinstance(value, dict):
+            tables += ["", f"[{key}]", *(f"{name} = {_literal(item)}" for name, item in value.items())]
+        else:
+            lines.append(f"{key} = {_literal(value)}")
+    return "\n".join(lines + tables) + "\n"
+
+
+def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
+    """The recipe with ``key=value`` settings applied; a key may leave out its table where it is the only such key."""
+    values = asdict(recipe)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals:
+            raise RecipeError(f"--set {setting!r} has no '='; write key=value, for instance method.rate=0.1")
+        key = _full_key(key.strip())
+        section, _, name = key.rpartition(".")
+        (values[section] if section else values)[name] = _value(text.strip())
+    return from_dict(values)
+
+
+def digest(recipe: Recipe) -> str:
+    """What the recipe is, in ten characters: its name and description do not count."""
+    values = asdict(recipe)
+    del values["name"], values["description"]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def difference(old: Recipe, new: Recipe) -> list[str]:
+    """One line for each setting that differs."""
+    before, after = _flatten(asdict(old)), _flatten(asdict(new))
+    ignored = ("name", "description")
+    return [
+        f"{key} is {_literal(after[key])} here and {_literal(before[key])} there"
+        for key in after
+        if after[key] != before[key] and key not in ignored
+    ]
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.") if prefix + key in schema.SECTIONS else {prefix + key: value}
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _full_key(key: str) -> str:
+    known = schema.recipe_keys()
+    if key in known:
+        return key
+    full = [name for name in known if name.rpartition(".")[2] == key]
+    if len(full) > 1:
+        raise RecipeError(f"recipe key {key!r} could be {' or '.join(full)}; write the one you mean")
+    if not full:
+        raise RecipeError(_unknown(key))
+    return full[0]
+
+
+def _unknown(key: str) -> str:
+    known = list(schema.recipe_keys())
+    by_last = {name.rpartition(".")[2]: name for name in known}
+    close = difflib.get_close_matches(key, known, n=1) or [
+        by_last[last] for last in difflib.get_close_matches(key.rpartition(".")[2], by_last, n=1)
+    ]
+    hint = f"did you mean {close[0]!r}?" if close else f"its tables are {', '.join(schema.SECTIONS)}"
+    return f"recipe has no key {key!r}; {hint}"
+
+
+def _checked(key: str, entry: Any, value: Any) -> Any:
+    kind = entry.type
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if kind == tuple[int, ...]:
+        if not isinstance(value, (list, tuple)) or not all(type(item) is get_args(kind)[0] for item in value):
+            raise RecipeError(f"{key} is {value!r}; it must be a list of whole numbers")
+        return tuple(value)
+    if type(value) is not kind:
+        words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+        raise RecipeError(f"{key} is {value!r}; it must be {words[kind]}")
+    choices, low, high = (entry.metadata.get(name) for name in ("choices", "low", "high"))
+    if choices and value not in choices:
+        close = difflib.get_close_matches(value, choices, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise RecipeError(f"{key} is {value!r}; it must be one of {', '.join(choices)}{hint}")
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        rule = f"at least {low:g}" + (f" and at most {high:g}" if high is not None else "")
+        raise RecipeError(f"{key} is {value!r}; it must be {rule}")
+    return value
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or the text itself where it is none (so that names need no quotes)."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_literal(item) for item in value) + "]"
+    # JSON's strings, numbers and truth values are TOML's, but for infinities and the delete character.
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

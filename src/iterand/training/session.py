@@ -1,0 +1,102 @@
+"""Everything that changes while a run goes on, and how it is put into a checkpoint and taken out again."""
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from iterand.errors import CheckpointError
+from iterand.masking import masked_layers
+from iterand.training import recipe_file
+from iterand.training.checkpoint import Checkpoint
+from iterand.training.methods import Stepper, prepare
+from iterand.training.recipe import Recipe
+
+
+class Session:
+    """A run between two steps: network, optimizer, steppers, place in the data, sums of the epoch so far."""
+
+    def __init__(self, recipe: Recipe, model: nn.Module, steps_per_epoch: int, device: torch.device) -> None:
+        self.recipe = recipe
+        self.device = device
+        self.steps_per_epoch = steps_per_epoch
+        model.to(device)
+        if recipe.training.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        prepared = prepare(model, recipe, steps_per_epoch * recipe.training.epochs)
+        self.model = model
+        self.steppers: list[Stepper] = prepared.steppers
+        self.parameters = prepared.parameters
+        self.optimizer = torch.optim.SGD(
+            self.parameters,
+            lr=recipe.learning_rate.initial,
+            momentum=recipe.optimizer.momentum,
+            weight_decay=recipe.optimizer.weight_decay,
+        )
+        self.epoch = 0
+        self.step = 0
+        self.seen = 0
+        self.metrics: list[dict[str, Any]] = []
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.correct = torch.zeros((), dtype=torch.int64, device=device)
+        torch.manual_seed(recipe.seed)  # for layers that draw by themselves, such as dropout
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Go to the first step of an epoch."""
+        self.epoch, self.step, self.seen = epoch, 0, 0
+        self.loss_sum.zero_()
+        self.correct.zero_()
+
+    def capture(self) -> Checkpoint:
+        """All of it. Masked weights are left out: the draws say what they are."""
+        derived = {layer.weight.data_ptr() for layer in masked_layers(self.model).values()}
+        tensors = {
+            f"model.{name}": tensor
+            for name, tensor in self.model.state_dict().items()
+            if tensor.data_ptr() not in derived
+        }
+        for number, parameter in enumerate(self.parameters):
+            momentum = self.optimizer.state[parameter].get("momentum_buffer")
+            if momentum is not None:
+                tensors[f"momentum.{number}"] = momentum
+        tensors |= {"loss_sum": self.loss_sum, "correct": self.correct, "random.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        state = {
+            "recipe": asdict(self.recipe),
+            "epoch": self.epoch,
+            "step": self.step,
+            "seen": self.seen,
+            "metrics": self.metrics,
+            "steppers": [stepper.state_dict() for stepper in self.steppers],
+        }
+        return Checkpoint(tensors, state)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to a checkpoint; one of other settings is refused with the difference."""
+        tensors, state = checkpoint.tensors, checkpoint.state
+        difference = recipe_file.difference(recipe_file.from_dict(state["recipe"]), self.recipe)
+        if difference:
+            raise CheckpointError(
+                f"the checkpoint belongs to other settings: {'; '.join(difference)}; "
+                "use another --out folder, or --fresh to start anew"
+            )
+        model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+        self.model.load_state_dict(model, strict=False)
+        with torch.no_grad():
+            for layer in masked_layers(self.model).values():
+                layer.weight.copy_(layer.parametrization.weight())
+        for number, parameter in enumerate(self.parameters):
+            momentum = tensors.get(f"momentum.{number}")
+            if momentum is not None:
+                self.optimizer.state[parameter]["momentum_buffer"] = momentum.to(self.device)
+        self.loss_sum.copy_(tensors["loss_sum"])
+        self.correct.copy_(tensors["correct"])
+        torch.set_rng_state(tensors["random.cpu"])
+        if self.device.type == "cuda" and "random.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+        self.epoch, self.step, self.seen = state["epoch"], state["step"], state["seen"]
+        self.metrics = state["metrics"]
+        for stepper, saved in zip(self.steppers, state["steppers"]):
+            stepper.load_state_dict(saved)
