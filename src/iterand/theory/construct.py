@@ -15,7 +15,7 @@ from iterand import masking, philox
 from iterand.theory import bounds, exact
 from iterand.theory.exact import Tolerance
 from iterand.theory.search import Found, search
-from iterand.theory.target import matrices
+from iterand.theory.target import layer_widths, matrices
 
 LARGEST = 1 << 24  # weights of a random network that is built
 _BAD = 4.0  # more than any distance of two numbers from -1 to 1
@@ -53,8 +53,7 @@ def construct(
             of twice the target's be enough.
         seed: Of the random network.
     """
-    weights = matrices(target)
-    widths = [weights[0].shape[1], *(weight.shape[0] for weight in weights)]
+    widths = layer_widths(target)
     if rounds is None:
         rounds = exact.repaired_rounds(epsilon, delta, widths)
     copies = exact.repaired_copies(epsilon, delta, widths, rounds)
@@ -65,7 +64,7 @@ def construct(
             f"{rounds} rounds ask for {size} random weights, and at most {LARGEST} are built; "
             f"{exact.repaired_rounds(epsilon, delta, widths)} rounds need no more than twice the target's width"
         )
-    return build(weights, exact.network_tolerances(epsilon, widths), rounds, copies, seed)
+    return build(matrices(target), exact.network_tolerances(epsilon, widths), rounds, copies, seed)
 
 
 def build(

@@ -104,9 +104,11 @@ def repaired_copies(epsilon: float, delta: float, widths: Sequence[int], rounds:
     sizes = bounds.layers(widths)
     copies = []
     for (inputs, outputs), tolerance, single in zip(sizes, network_tolerances(epsilon, widths), enough):
-        failure = half_failure([1.0], tolerance, rounds)
-        several = math.ceil(math.log(2 * len(sizes) * inputs * outputs / delta) / -math.log(failure))
-        copies.append(1 if rounds >= single else several)
+        if rounds >= single:
+            copies.append(1)
+        else:
+            failure = half_failure([1.0], tolerance, rounds)
+            copies.append(math.ceil(math.log(2 * len(sizes) * inputs * outputs / delta) / -math.log(failure)))
     return copies
 
 

@@ -6,11 +6,23 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
-from iterand.theory.tables import ErrorRow, FailureRow, WidthRow
+from iterand import files
+from iterand.theory.tables import FailureRow, WidthRow
+from iterand.theory.trials import ErrorRow
 
 _CLAIM, _TRUTH, _MEASURED, _BEST = "#c44e52", "#4c72b0", "#222222", "#55a868"
+
+
+def kind_of(path: Path) -> str:
+    """The kind of picture that the ending of a file name asks for."""
+    kind = path.suffix.removeprefix(".").lower()
+    known = FigureCanvasBase.get_supported_filetypes()
+    if kind not in known:
+        raise ValueError(f"{str(path)!r} has no ending for a picture; use one of {', '.join(sorted(known))}")
+    return kind
 
 
 def draw_widths(rows: Sequence[WidthRow], path: Path) -> None:
@@ -59,15 +71,9 @@ def _axes(x: str, y: str) -> tuple[Figure, Axes]:
 
 def _save(figure: Figure, axes: Axes, path: Path) -> None:
     axes.legend(frameon=False)
-    kind = path.suffix.removeprefix(".").lower()
-    known = figure.canvas.get_supported_filetypes()
-    if kind not in known:
-        raise ValueError(f"{str(path)!r} has no ending for a picture; use one of {', '.join(sorted(known))}")
+    kind = kind_of(path)
     picture = BytesIO()
     # The same picture gives the same bytes: no date, and names that do not depend on the run.
     with matplotlib.rc_context({"svg.hashsalt": "iterand", "svg.fonttype": "none"}):
         figure.savefig(picture, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".part")
-    beside.write_bytes(picture.getvalue())
-    beside.replace(path)
+    files.atomic_write(path, picture.getvalue())

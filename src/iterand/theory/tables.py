@@ -1,17 +1,10 @@
-"""Claim, truth and simulation side by side, over R: what the command line prints and the plots draw."""
+"""Claim, truth and simulation of the lemmas side by side, over R."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
-
-from iterand.data import Split
 from iterand.theory import best, bounds, exact
-from iterand.theory.certify import certify, unprotected
-from iterand.theory.construct import build, construct
-from iterand.theory.exact import Tolerance
 from iterand.theory.simulate import Estimate, HalfDraws, simulated_width
-from iterand.theory.target import accuracy, matrices
 
 SCALAR = (1, 1)  # the widths of f(x) = w·x
 
@@ -51,27 +44,6 @@ class BestRow:
     construction: float
 
 
-@dataclass(frozen=True)
-class TrialRow:
-    """One construction of a target from one seed."""
-
-    seed: int
-    held: bool
-    measured: float
-    proven: float
-    accuracy: float
-    unprotected: float
-
-
-@dataclass(frozen=True)
-class ErrorRow:
-    """The error of a construction that takes the nearest of R draws, at twice the width of the target."""
-
-    rounds: int
-    measured: float
-    proven: float
-
-
 def claimed_rounds(epsilon: float, delta: float, widths: Sequence[int] = SCALAR) -> int:
     """The paper's R for twice the width: Proposition 4.3 for f(x) = w·x, which asks for half of Theorem 4.1's."""
     if tuple(widths) == SCALAR:
@@ -99,11 +71,11 @@ def failure_rows(
 ) -> list[FailureRow]:
     """The failure at width 2 over R, for f(x) = w·x."""
     tolerance = exact.scalar_tolerance(epsilon)
+    exact_halves = [exact.half_failure([weight], tolerance, count) for count in rounds]
     halves = HalfDraws([weight], tolerance, max(rounds), trials=trials, seed=seed)
     best_of_all = best.best_failures(epsilon, rounds, weight=weight, trials=max(1, trials // 10), seed=seed)
     rows = []
-    for count, best_failure in zip(rounds, best_of_all):
-        half = exact.half_failure([weight], tolerance, count)
+    for count, half, best_failure in zip(rounds, exact_halves, best_of_all):
         rows.append(
             FailureRow(
                 rounds=count,
@@ -132,30 +104,3 @@ def best_rows(
         medians = (float(error(u, v, weight).median()) for error in (best.best_error, best.construction_error))
         rows.append(BestRow(width, rounds, *medians))
     return rows
-
-
-def trial_row(
-    target: nn.Sequential, test: Split, epsilon: float, delta: float, rounds: int | None = None, seed: int = 0
-) -> tuple[TrialRow, nn.Sequential]:
-    """One construction with its certificate and its accuracy, and the masked model."""
-    made = construct(target, epsilon, delta, rounds, seed)
-    certificate = certify(target, made.model)
-    row = TrialRow(
-        seed=seed,
-        held=made.held,
-        measured=certificate.measured,
-        proven=certificate.proven,
-        accuracy=accuracy(made.model, test),
-        unprotected=unprotected(target, test.inputs, certificate.proven),
-    )
-    return row, made.model
-
-
-def error_rows(target: nn.Sequential, rounds: Sequence[int], seed: int = 0) -> Iterator[ErrorRow]:
-    """The error over R at twice the width, one row after the other."""
-    weights = matrices(target)
-    nearest = [Tolerance(0.0, 0.0)] * len(weights)
-    for count in rounds:
-        made = build(weights, nearest, count, [1] * len(weights), seed)
-        certificate = certify(target, made.model)
-        yield ErrorRow(count, certificate.measured, certificate.proven)

@@ -27,6 +27,12 @@ def matrices(target: nn.Sequential) -> list[Tensor]:
     return found
 
 
+def layer_widths(target: nn.Sequential) -> list[int]:
+    """The widths d_0, …, d_l of a target."""
+    weights = matrices(target)
+    return [weights[0].shape[1], *(weight.shape[0] for weight in weights)]
+
+
 def _check_norm(number: int, weight: Tensor) -> None:
     norm = float(weight.detach().double().norm())
     if not norm <= 1 + 1e-6:

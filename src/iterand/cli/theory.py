@@ -1,0 +1,209 @@
+"""``iterand theory``: Section 4 of the paper, claimed, exact, simulated and built."""
+
+# Each command imports what it needs: scipy and matplotlib would slow down the start of every other command.
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from iterand.theory.simulate import Estimate
+
+
+def _check_plot(path: Path | None) -> Path | None:
+    # Before the work rather than after it.
+    if path is not None:
+        from iterand.theory.plots import kind_of
+
+        kind_of(path)
+    return path
+
+
+app = typer.Typer(no_args_is_help=True, help="How wide must a random network be, and how much do redraws save?")
+
+Epsilon = Annotated[float, typer.Option(help="The error allowed, ε.")]
+Delta = Annotated[float, typer.Option(help="The probability of failure allowed, δ.")]
+Rounds = Annotated[int | None, typer.Option(help="Only this R, the draws of every weight; by default many.")]
+Trials = Annotated[int, typer.Option(help="How many networks to simulate.")]
+Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
+Plot = Annotated[Path | None, typer.Option(callback=_check_plot, help="Also draw it into this file (svg, png, pdf).")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
+
+_stderr = Console(stderr=True)
+
+
+@app.command()
+def width(
+    epsilon: Epsilon = 0.1,
+    delta: Delta = 0.05,
+    rounds: Rounds = None,
+    widths: Annotated[str, typer.Option(help="Widths d_0,…,d_l of the target; 1,1 is f(x) = w·x.")] = "1,1",
+    trials: Trials = 1000,
+    seed: Seed = 0,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """The hidden width that is enough: the paper's, the repaired, and (for widths 1,1) by simulation."""
+    from iterand.theory import bounds, exact, limits, tables
+
+    sizes = _parse_widths(widths)
+    chosen = [rounds] if rounds is not None else tables.rounds_over(epsilon, delta, sizes)
+    rows = [
+        tables.width_row(epsilon, delta, sizes, count, trials, seed)
+        for count in track(chosen, "simulating", console=_stderr, transient=True)
+    ]
+    needed = {
+        "paper": tables.claimed_rounds(epsilon, delta, sizes),
+        "repaired": exact.repaired_rounds(epsilon, delta, sizes),
+        "at_least": limits.width_two_rounds(epsilon, delta) if sizes == tables.SCALAR else None,
+    }
+    malach = bounds.malach_width_scale(epsilon, delta, max(sizes), len(sizes) - 1)
+    pensia = bounds.pensia_width_scale(epsilon, delta, max(sizes), len(sizes) - 1)
+    if plot:
+        from iterand.theory import plots
+
+        plots.draw_widths(rows, plot)
+    if as_json:
+        _print_json(
+            epsilon=epsilon,
+            delta=delta,
+            target_widths=sizes,
+            rounds_for_twice_the_width=needed,
+            scales_without_redraws={"malach": malach, "pensia": pensia},
+            rows=[asdict(row) for row in rows],
+        )
+        return
+    table = Table("R", "paper", "repaired", "simulated", title=f"hidden width, ε = {epsilon:g}, δ = {delta:g}")
+    for row in rows:
+        simulated = "" if row.simulated is None else str(row.simulated)
+        table.add_row(str(row.rounds), _join(row.paper), _join(row.repaired), simulated)
+    _print(table)
+    floor = f"; at least {needed['at_least']} whatever is done" if needed["at_least"] else ""
+    _print(f"R for twice the width of the target: paper {needed['paper']}, repaired {needed['repaired']}{floor}")
+    _print(f"without redraws, up to a constant: Malach et al. {malach:.3g}, Pensia et al. {pensia:.3g}")
+
+
+@app.command()
+def simulate(
+    epsilon: Epsilon = 0.1,
+    delta: Delta = 0.05,
+    rounds: Rounds = None,
+    weight: Annotated[float, typer.Option(help="The w of the target f(x) = w·x.")] = 1.0,
+    trials: Trials = 20_000,
+    seed: Seed = 0,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """How often the proof's event fails at width 2: claimed, exact, simulated; and the best any masks can do."""
+    from iterand.theory import tables
+
+    chosen = [rounds] if rounds is not None else tables.rounds_over(epsilon, delta)
+    with _stderr.status("simulating"):
+        rows = tables.failure_rows(epsilon, chosen, weight=weight, trials=trials, seed=seed)
+        small = tables.best_rows(weight, seed=seed)
+    if plot:
+        from iterand.theory import plots
+
+        plots.draw_failures(rows, plot)
+    if as_json:
+        settings = {"epsilon": epsilon, "delta": delta, "weight": weight, "trials": trials, "seed": seed}
+        _print_json(**settings, rows=[asdict(row) for row in rows], exhaustive=[asdict(row) for row in small])
+        return
+    halves = Table("R", "paper", "exact", "simulated", title=f"failure of one half, ε = {epsilon:g}, w = {weight:g}")
+    both = Table("R", "exact", "simulated", "with the best draws and masks", title="failure of both halves together")
+    for row in rows:
+        count = str(row.rounds)
+        halves.add_row(count, f"{row.paper_half:.3g}", f"{row.exact_half:.3g}", _interval(row.simulated_half))
+        both.add_row(count, f"{row.exact:.3g}", _interval(row.simulated), _interval(row.best))
+    errors = Table("width", "R", "best draws and masks", "construction", title="median error, every choice tried")
+    for case in small:
+        errors.add_row(str(case.width), str(case.rounds), f"{case.best:.3g}", f"{case.construction:.3g}")
+    _print(halves, both, errors)
+
+
+@app.command()
+def construct(
+    epsilon: Epsilon = 0.1,
+    delta: Delta = 0.05,
+    rounds: Annotated[
+        int | None, typer.Option(help="R, the draws of every weight; by default what twice the width needs.")
+    ] = None,
+    hidden: Annotated[int, typer.Option(help="Hidden width of the target, a network trained on digits.")] = 12,
+    trials: Annotated[int, typer.Option(help="How many networks to build, from consecutive seeds.")] = 1,
+    seed: Seed = 0,
+    ticket: Annotated[Path | None, typer.Option(help="Save the first network as a ticket.")] = None,
+    plot: Plot = None,
+    as_json: Json = False,
+) -> None:
+    """Build the network of the theorem for a target trained on digits, and certify its error."""
+    from iterand.theory.bounds import check_count
+    from iterand.theory.trials import digits_experiment, error_rows
+
+    check_count("trials", trials)
+    experiment = digits_experiment(hidden, epsilon, delta, rounds)
+    done = []
+    for number in track(range(seed, seed + trials), "building", console=_stderr, transient=True):
+        trial, model = experiment.run(number)
+        done.append(trial)
+        if ticket and number == seed:
+            from iterand.ticket import save_ticket
+
+            save_ticket(model, ticket)
+    if plot:
+        from iterand.theory import plots
+
+        grid = [4**power for power in range(2, 8)]
+        curve = error_rows(experiment.target, grid, seed)
+        plots.draw_errors(list(track(curve, "drawing", len(grid), console=_stderr, transient=True)), plot)
+    summary = experiment.summary(done)
+    if as_json:
+        command = (
+            f"iterand theory construct --epsilon {epsilon:g} --delta {delta:g} --rounds {summary.rounds} "
+            f"--hidden {hidden} --trials {trials} --seed {seed} --json"
+        )
+        _print_json(command=command, **asdict(summary), rows=[asdict(trial) for trial in done])
+        return
+    title = f"target {_join(summary.target_widths, '-')}, ε = {epsilon:g}, δ = {delta:g}"
+    table = Table("", "", title=title, show_header=False)
+    table.add_row("draws of every weight, R", str(summary.rounds))
+    table.add_row("hidden widths", _join(summary.hidden_widths))
+    table.add_row("probability that the event fails", f"{summary.exact_failure:.3g}")
+    table.add_row("trials with a proven error within ε", f"{summary.within_epsilon} of {trials}")
+    table.add_row("trials in which the event held", f"{summary.event_held} of {trials}")
+    table.add_row("largest error found", f"{summary.largest_measured:.4g}")
+    table.add_row("largest error proven", f"{summary.largest_proven:.4g}")
+    table.add_row("accuracy of the target", f"{summary.target_accuracy:.2%}")
+    table.add_row("accuracy of the constructions", f"{summary.lowest_accuracy:.2%} to {summary.highest_accuracy:.2%}")
+    table.add_row("decisions the proven error could change", f"{summary.largest_unprotected:.2%}")
+    _print(table)
+
+
+def _parse_widths(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"widths are {text!r}; name whole numbers with commas between, such as 64,12,10") from None
+
+
+def _interval(estimate: "Estimate") -> str:
+    return f"{estimate.value:.3g} [{estimate.low:.3g}, {estimate.high:.3g}]"
+
+
+def _join(numbers: Sequence[int], between: str = ", ") -> str:
+    return between.join(str(number) for number in numbers)
+
+
+def _print(*renderables: Table | str) -> None:
+    for renderable in renderables:
+        Console().print(renderable, highlight=False, markup=False)
+
+
+def _print_json(**values: Any) -> None:
+    typer.echo(json.dumps(values))

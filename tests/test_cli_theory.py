@@ -1,0 +1,101 @@
+"""``iterand theory``: what is printed, drawn and refused."""
+
+import json
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from iterand.cli.theory import app
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+class TestWidth:
+    def test_table(self):
+        out = run("width", "--rounds", "77", "--trials", "200")
+        assert re.search(r"77\s*│\s*2\s*│\s*6\s*│\s*6\b", out)
+        assert "paper 77, repaired 174; at least 36" in " ".join(out.split())
+
+    def test_json_over_many_rounds(self):
+        result = json.loads(run("width", "--widths", "3,2,1", "--epsilon", "0.2", "--delta", "0.1", "--json"))
+        assert result["target_widths"] == [3, 2, 1]
+        assert result["rounds_for_twice_the_width"] == {
+            "paper": 795,
+            "repaired": result["rows"][-1]["rounds"],
+            "at_least": None,
+        }
+        assert [row["rounds"] for row in result["rows"][:3]] == [1, 2, 4]
+        claim = next(row for row in result["rows"] if row["rounds"] == 795)
+        assert claim["paper"] == [6, 4]
+        assert result["rows"][-1]["repaired"] == [6, 4]
+
+    def test_plot(self, tmp_path):
+        path = tmp_path / "pictures" / "width.svg"
+        run("width", "--epsilon", "0.5", "--trials", "100", "--plot", str(path))
+        first = path.read_bytes()
+        assert b"repaired" in first
+        assert b"simulated" in first
+        run("width", "--epsilon", "0.5", "--trials", "100", "--plot", str(path))
+        assert path.read_bytes() == first
+
+
+class TestSimulate:
+    def test_json(self, tmp_path):
+        path = tmp_path / "failure.png"
+        out = run("simulate", "--epsilon", "0.3", "--trials", "500", "--weight", "0.5", "--json", "--plot", str(path))
+        result = json.loads(out)
+        assert result["weight"] == 0.5
+        last = result["rows"][-1]
+        assert last["simulated_half"]["low"] <= last["exact_half"] <= last["simulated_half"]["high"]
+        assert [(row["width"], row["rounds"]) for row in result["exhaustive"]] == [(2, 1), (2, 4), (4, 1), (4, 4)]
+        assert path.read_bytes().startswith(b"\x89PNG")
+
+    def test_tables(self):
+        out = run("simulate", "--rounds", "77", "--trials", "2000")
+        assert re.search(r"77\s*│\s*0\.0246\s*│\s*0\.264\s*│\s*0\.2", out)
+        assert "every choice tried" in out
+
+
+class TestConstruct:
+    def test_json_and_table(self, tmp_path):
+        small = ("--hidden", "2", "--epsilon", "0.9", "--trials", "2", "--seed", "3")
+        result = json.loads(run("construct", *small, "--json"))
+        assert result["within_epsilon"] == result["trials"] == 2
+        assert [row["seed"] for row in result["rows"]] == [3, 4]
+        assert result["largest_proven"] == max(row["proven"] for row in result["rows"]) <= 0.9
+        again = json.loads(run(*result["command"].removeprefix("iterand theory ").split()))
+        assert again == result
+        assert "2 of 2" in run("construct", *small)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("width", "--epsilon", "0"), "epsilon is 0; it must lie between 0 and 1"),
+        (("width", "--widths", "3,two"), "widths are '3,two'; name whole numbers"),
+        (("width", "--rounds", "0"), "rounds has 0"),
+        (("simulate", "--delta", "1"), "delta is 1; it is a probability"),
+        (("simulate", "--weight", "1.5"), "a weight is 1.5"),
+        (("simulate", "--trials", "0"), "trials has 0"),
+        (("construct", "--trials", "0"), "trials has 0"),
+        (("construct", "--hidden", "0"), "hidden has 0"),
+        (("construct", "--rounds", "3", "--epsilon", "0.5"), "3 rounds ask for"),
+        (("width", "--plot", "picture.doc"), "'picture.doc' has no ending for a picture; use one of"),
+    ],
+)
+def test_bad_input_is_left_to_main(arguments, message):
+    result = CliRunner().invoke(app, list(arguments))
+    assert isinstance(result.exception, ValueError)
+    assert message in str(result.exception)
+    assert result.stdout == ""
+
+
+def test_unknown_option_is_a_usage_error():
+    assert CliRunner().invoke(app, ["width", "--epsilom", "1"]).exit_code == 2

@@ -1,0 +1,243 @@
+"""The construction: what the proof keeps, from draws a pruned model makes, with an error that is certified."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import iterand
+from iterand.theory import certify, exact
+from iterand.theory.construct import build, construct
+from iterand.theory.exact import Tolerance
+from iterand.theory.simulate import estimate
+from iterand.theory.target import accuracy, digits, digits_target, matrices, normalize_
+from iterand.theory.trials import Experiment, error_rows
+
+
+def network(*widths, seed=0):
+    """A target of unit norms."""
+    generator = torch.Generator().manual_seed(seed)
+    modules = []
+    for inputs, outputs in itertools.pairwise(widths):
+        linear = nn.Linear(inputs, outputs, bias=False)
+        with torch.no_grad():
+            linear.weight.copy_(torch.randn(outputs, inputs, generator=generator))
+        modules += [linear, nn.ReLU()]
+    return normalize_(nn.Sequential(*modules[:-1]))
+
+
+def effective(model):
+    return [module.weight.detach().double() for module in model if isinstance(module, nn.Linear)]
+
+
+class TestConstruct:
+    @pytest.mark.parametrize("widths", [(1, 1), (3, 2), (3, 4, 2), (2, 2, 2, 2)])
+    def test_keeps_its_word(self, widths):
+        target = network(*widths)
+        for seed in range(5):
+            made = construct(target, epsilon=0.4, delta=1e-3, seed=seed)
+            assert made.held
+            assert [w.shape[0] for w in effective(made.model)[::2]] == [2 * width for width in widths[:-1]]
+            found = certify.certify(target, made.model, points=256)
+            assert 0 < found.measured <= found.proven <= 0.4
+
+    def test_small_rounds_make_it_wider_instead(self):
+        target = network(2, 2)
+        made = construct(target, epsilon=0.8, delta=0.01, rounds=40)
+        assert made.held
+        assert made.copies[0] > 1
+        assert effective(made.model)[0].shape == (4 * made.copies[0], 2)
+        assert certify.certify(target, made.model, points=256).proven <= 0.8
+
+    @pytest.mark.parametrize("copies", [1, 3])
+    def test_masks_and_draws_of_the_proof(self, copies):
+        """Every input has two halves; in each, every output is served by one neuron that is within the tolerances."""
+        (weight,) = matrices(network(3, 2))
+        tolerance = Tolerance(0.3, 0.2)
+        made = build([weight], [tolerance], 100, [copies], seed=5)
+        assert made.held
+        first, second = effective(made.model)
+        for j in range(3):
+            for half, sign in enumerate((1.0, -1.0)):
+                block = range((2 * j + half) * copies, (2 * j + half + 1) * copies)
+                for k in range(2):
+                    serving = [h for h in block if second[k, h] != 0]
+                    assert len(serving) == 1
+                    assert abs(float(first[serving[0], j]) - sign) <= 0.3
+                    assert abs(float(second[k, serving[0]]) - sign * float(weight[k, j])) <= 0.2
+        for h in range(6 * copies):
+            unused = bool((second[:, h] == 0).all())
+            assert int(first[h].count_nonzero()) == (0 if unused else 1)
+
+    def test_is_what_pruning_and_randomizing_leave(self):
+        """Replayed with ``prune_`` and ``randomize_``: a weight is kept from the draw on at which it stays."""
+        rounds = 30
+        made = build(matrices(network(3, 2, 2)), [Tolerance(0.2, 0.1)] * 2, rounds, [2, 1], seed=7)
+        wanted = iterand.masked_layers(made.model)
+        shapes = [(w.shape[1], w.shape[0]) for w in effective(made.model)]
+        replay = nn.Sequential()
+        for inputs, outputs in shapes:
+            replay += nn.Sequential(nn.Linear(inputs, outputs, bias=False), nn.ReLU())
+        iterand.prune_(replay[:-1], sparsity=0.0, weights="uniform", seed=7)
+        layers = iterand.masked_layers(replay[:-1])
+        assert list(layers) == list(wanted)
+        for number in range(rounds):
+            for name, layer in layers.items():
+                keep = wanted[name].mask & (wanted[name].draw <= number)
+                layer.score.data.copy_(torch.where(keep, 1.0, -1.0))
+                layer.parametrization.kept.fill_(int(keep.sum()))
+            if number < rounds - 1:
+                iterand.randomize_(replay[:-1])
+        for name, layer in layers.items():
+            assert torch.equal(layer.mask, wanted[name].mask)
+            assert torch.equal(layer.draw, wanted[name].draw)
+            assert torch.equal(layer.weight, wanted[name].weight)
+            assert layer.parametrization.history == wanted[name].parametrization.history
+
+    @pytest.mark.parametrize(("rounds", "copies"), [(80, [1, 1]), (40, [2, 2])])
+    def test_the_event_happens_as_often_as_it_must(self, rounds, copies):
+        target = matrices(network(2, 2, 1))
+        tolerances = [Tolerance(0.1, 0.05), Tolerance(0.1, 0.05)]
+        failure = exact.network_failure(target, tolerances, rounds, copies)
+        assert 0.1 < failure < 0.9
+        trials = 300
+        failed = sum(not build(target, tolerances, rounds, copies, seed).held for seed in range(trials))
+        seen = estimate(failed, trials, 0.9999)
+        assert seen.low <= failure <= seen.high
+
+    def test_too_few_draws_still_build_something(self):
+        target = network(3, 2)
+        made = build(matrices(target), [Tolerance(0.01, 0.01)], 8, [1], seed=0)
+        assert not made.held
+        found = certify.certify(target, made.model, points=256)
+        assert 0.01 < found.measured <= found.proven
+
+    def test_more_draws_bring_it_nearer(self):
+        rows = list(error_rows(network(4, 3, 2), [8, 128, 2048]))
+        assert rows[0].measured > 4 * rows[1].measured > 16 * rows[2].measured
+        assert all(row.measured <= row.proven for row in rows)
+
+
+class TestCertificate:
+    def test_one_weight_is_known_exactly(self):
+        """For f(x) = w·x the error is the larger distance of the two slopes from w, and both numbers say so."""
+        wanted = [torch.tensor([[0.6]]).double()]
+        given = [torch.tensor([[0.9], [-0.8]]).double(), torch.tensor([[0.7, -0.5]]).double()]
+        truth = max(abs(0.6 - 0.63), abs(0.6 - 0.4))
+        assert certify.measured_error(wanted, given, 8) == pytest.approx(truth)
+        assert certify.proven_error(wanted, given) == pytest.approx(truth)
+
+    def test_nothing_on_a_fine_grid_exceeds_the_proven_error(self):
+        target = network(2, 3, 2, seed=3)
+        made = build(matrices(target), [Tolerance(0.3, 0.3)] * 2, 20, [1, 1], seed=1)
+        found = certify.certify(target, made.model, points=64)
+        axis = torch.linspace(-1, 1, 201)
+        grid = torch.cartesian_prod(axis, axis)
+        with torch.no_grad():
+            errors = (target(grid) - made.model(grid)).norm(dim=1)
+        assert float(errors.max()) <= found.measured + 1e-5
+        assert found.measured <= found.proven
+
+    def test_climbing_finds_the_worst_corner(self):
+        wanted = [torch.full((1, 20), 0.1).double()]
+        given = [torch.cat([torch.eye(20), -torch.eye(20)]).double(), torch.zeros(1, 40).double()]
+        assert certify.measured_error(wanted, given, 4) == pytest.approx(2.0)
+
+    def test_other_networks_are_refused(self):
+        with pytest.raises(ValueError, match="looks at several inputs"):
+            certify.proven_error([torch.eye(2).double()], [torch.ones(4, 2).double(), torch.ones(2, 4).double()])
+
+    def test_unprotected(self):
+        target = nn.Sequential(nn.Linear(2, 2, bias=False))
+        with torch.no_grad():
+            target[0].weight.copy_(torch.eye(2))
+        images = torch.tensor([[0.5, 0.0], [0.1, 0.0], [0.0, 0.3], [0.2, 0.2]])
+        assert certify.unprotected(target, images, 0.2) == 0.5  # gaps .5, .1, .3, 0 against √2 · .2 = .28
+
+    @pytest.mark.parametrize("repaired", [False, True])
+    def test_the_paper_forgets_the_norm_of_the_input(self, repaired):
+        """Theorem 4.1 takes ‖x_1‖ ≤ 1 where ‖x‖∞ ≤ 1, but here it is √d_0 = 10.
+
+        All weights are within the tolerances ε/(4·l·d_(i−1)·√d_i) of its proof, yet the error is more than 2ε; with
+        the repaired tolerances it is not.
+        """
+        epsilon, inputs = 0.1, 100
+        wanted = [torch.full((1, inputs), 0.1, dtype=torch.float64), torch.ones(1, 1).double()]
+        tolerance = exact.network_tolerances(epsilon, [inputs, 1, 1])[1] if repaired else Tolerance(0.0125, 0.0125)
+        u, v = 1 - tolerance.u, 1 - tolerance.v
+        first = [torch.cat([torch.eye(inputs), -torch.eye(inputs)]).double(), torch.cat([wanted[0], -wanted[0]], 1)]
+        second = [torch.tensor([[u], [-u]], dtype=torch.float64), torch.tensor([[v, -v]], dtype=torch.float64)]
+        error = certify.measured_error(wanted, first + second, 16)
+        assert error == pytest.approx(10 * (1 - u * v))
+        assert (error <= epsilon) == repaired
+        if not repaired:
+            assert error > 2 * epsilon
+
+
+@pytest.fixture(scope="module")
+def data():
+    return digits()
+
+
+@pytest.fixture(scope="module")
+def target(data):
+    return digits_target(data)
+
+
+class TestDigits:
+    def test_target(self, data, target):
+        assert data.train.inputs.abs().max() <= 1
+        assert accuracy(target, data.test) > 0.93
+        assert [float(weight.norm()) for weight in matrices(target)] == pytest.approx([1, 1])
+
+    def test_trials_meet_epsilon_and_keep_the_accuracy(self, data, target):
+        """The full record, 200 trials at ε = .1, is docs/records/theory-construct.json."""
+        experiment = Experiment(target, data.test, epsilon=0.4, delta=0.05)
+        trials = [experiment.run(seed)[0] for seed in range(10)]
+        summary = experiment.summary(trials)
+        assert (summary.trials, summary.target_widths, summary.hidden_widths) == (10, [64, 12, 10], [128, 24])
+        assert summary.within_epsilon >= (1 - 0.05) * 10
+        assert summary.event_held == sum(trial.held for trial in trials)
+        assert summary.exact_failure <= 0.05
+        assert summary.largest_proven == max(trial.proven for trial in trials)
+        for trial in trials:
+            assert abs(trial.accuracy - summary.target_accuracy) <= trial.unprotected
+            assert trial.measured <= trial.proven
+
+
+class TestBadTargets:
+    @pytest.mark.parametrize(
+        ("target", "message"),
+        [
+            (nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU()), "has 2 modules"),
+            (nn.Sequential(nn.Linear(2, 2)), "layer 0 of the target has a bias; make it with"),
+            (
+                nn.Sequential(nn.Linear(2, 2, bias=False), nn.Tanh(), nn.Linear(2, 2, bias=False)),
+                "module 1 of the target is a Tanh",
+            ),
+        ],
+    )
+    def test_form(self, target, message):
+        with pytest.raises(ValueError, match=message):
+            construct(normalize_(target), 0.5, 0.1)
+
+    def test_norm_names_the_scaling(self):
+        target = nn.Sequential(nn.Linear(2, 2, bias=False))
+        with torch.no_grad():
+            target[0].weight.copy_(torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+        with pytest.raises(ValueError, match=r"Frobenius norm 5 and .* at most 1; divide its weight by 5"):
+            construct(target, 0.5, 0.1)
+        assert float(normalize_(target)[0].weight.detach().norm()) == pytest.approx(1)
+
+    def test_normalize_leaves_small_layers(self):
+        target = nn.Sequential(nn.Linear(1, 1, bias=False))
+        with torch.no_grad():
+            target[0].weight.fill_(0.25)
+        assert normalize_(target)[0].weight.item() == 0.25
+
+    def test_rounds(self):
+        with pytest.raises(ValueError, match="rounds has 0"):
+            construct(network(2, 2), 0.5, 0.1, rounds=0)
+        with pytest.raises(ValueError, match=r"2 rounds ask for \d+ random weights, .* \d+ rounds need no more"):
+            construct(network(20, 20), 0.1, 0.1, rounds=2)
