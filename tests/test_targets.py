@@ -1,0 +1,242 @@
+"""Which parameters ``prune_`` masks, by pattern; and what it refuses, leaving the model as it was."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import iterand
+import reference
+
+INPUTS = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(1))
+
+
+def snapshot(model: nn.Module) -> list[Any]:
+    """Everything ``prune_`` could change."""
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict(keep_vars=False).items()}
+    return [
+        {name: (tensor.shape, tensor.dtype, tensor.numpy().tobytes()) for name, tensor in tensors.items()},
+        [type(module) for module in model.modules()],
+        [(name, parameter.requires_grad) for name, parameter in model.named_parameters()],
+        [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in model.modules()],
+        [getattr(module, "affine", None) for module in model.modules()],
+    ]
+
+
+# --- Bare parameters ------------------------------------------------------------------------------------------------
+
+
+class Bare(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.token = nn.Parameter(torch.ones(8))
+        self.table = nn.ParameterList([nn.Parameter(torch.ones(8, 8)) for _ in range(2)])
+        self.named = nn.ParameterDict({"out": nn.Parameter(torch.ones(8, 8))})
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = inputs * self.token
+        for table in self.table:
+            hidden = hidden @ table
+        return self.linear(hidden @ self.named["out"]) * self.scale
+
+
+def test_bare_parameters_are_left_alone_unless_named():
+    model = iterand.prune_(Bare(), 0.5)
+    assert list(iterand.masked_layers(model)) == ["linear.weight"]
+    assert model.scale.item() == 2.0
+    assert model.token.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("include", "masked"),
+    [
+        ("*", ["scale", "token", "table.0", "table.1", "named.out", "linear.weight"]),
+        (["token", "linear"], ["token", "linear.weight"]),
+        ("table", ["table.0", "table.1"]),
+        ("table.?", ["table.0", "table.1"]),
+        ("named.out", ["named.out"]),
+        ("scale", ["scale"]),
+    ],
+)
+def test_bare_parameters_by_name(include, masked):
+    model = iterand.prune_(Bare(), 0.4, include=include)
+    assert sorted(iterand.masked_layers(model)) == sorted(masked)
+    expected = model(INPUTS)
+    expected.sum().backward()
+    assert all(score.grad is not None for score in iterand.scores(model))
+    iterand.randomize_(model)
+    folded = iterand.fold_(copy.deepcopy(model))
+    assert torch.equal(folded(INPUTS), model(INPUTS))
+    assert list(folded.state_dict()) == list(Bare().state_dict())
+
+
+def test_an_override_adds_a_bare_parameter():
+    model = iterand.prune_(Bare(), 0.5, overrides={"token": 0.25})
+    masked = iterand.masked_layers(model)
+    assert {name: int(tensor.mask.sum()) for name, tensor in masked.items()} == {"token": 6, "linear.weight": 32}
+
+
+def test_own_parameters_of_a_subclass_are_bare():
+    class Gained(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(8, 8)
+            self.gain = nn.Parameter(torch.full((8,), 3.0))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs) * self.gain
+
+    model = iterand.prune_(nn.Sequential(Gained()), 0.5)
+    assert list(iterand.masked_layers(model)) == ["0.weight"]
+    assert model[0].gain.tolist() == [3.0] * 8
+    assert list(iterand.masked_layers(iterand.prune_(nn.Sequential(Gained()), 0.5, include="*"))) == [
+        "0.weight",
+        "0.gain",
+    ]
+
+
+# --- Patterns -------------------------------------------------------------------------------------------------------
+
+
+def three() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10), nn.Linear(10, 10))
+
+
+def kept(model: nn.Module) -> dict[str, int]:
+    return {name: int(tensor.mask.sum()) for name, tensor in iterand.masked_layers(model).items()}
+
+
+@pytest.mark.parametrize("ranking", ["layer", "global"])
+def test_patterns_choose_and_overrides_set_the_sparsity(ranking):
+    options = {"ranking": ranking, "exclude": "0", "overrides": {"*": 0.9, "2.weight": "dense"}}
+    assert kept(iterand.prune_(three(), 0.6, **options)) == {"1.weight": 10, "2.weight": 100}
+    assert kept(iterand.prune_(three(), 0.6, include=["[12].*"], ranking="layer")) == {"1.weight": 40, "2.weight": 40}
+    assert kept(iterand.prune_(three(), {"0": 0.1, "*.weight": 0.2})) == {
+        "0.weight": 80,
+        "1.weight": 80,
+        "2.weight": 80,
+    }
+    assert kept(iterand.prune_(three(), {"*.weight": 0.2, "0": 0.1}))["0.weight"] == 90
+
+
+def test_layers_outside_a_global_ranking_take_nothing_from_it():
+    model = iterand.prune_(three(), 0.8, ranking="global", overrides={"1": 0.5, "2": "dense"})
+    assert kept(model) == {"0.weight": 20, "1.weight": 50, "2.weight": 100}
+    with torch.no_grad():
+        iterand.masked_layers(model)["1.weight"].score.add_(100)
+    assert kept(model)["0.weight"] == 20
+
+
+def test_dense_weights_are_random_and_never_redrawn():
+    model = iterand.prune_(three(), 0.5, overrides={"0": "dense"}, weights="uniform")
+    before = model[0].weight.clone()
+    iterand.randomize_(model)
+    assert torch.equal(model[0].weight, before)
+    assert before[0, 0] == reference.uniform(reference.words(0, 0, 0, "0.weight")[0], 1.0)
+
+
+def test_what_is_excluded_is_left_alone():
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+    nn.init.constant_(model[1].weight, 5.0)
+    before = copy.deepcopy(model)
+    iterand.prune_(model, 0.5, exclude=["0", "1", "2.bias"])
+    assert list(iterand.masked_layers(model)) == ["2.weight"]
+    for name in ("0.weight", "0.bias", "1.weight", "1.bias", "2.bias"):
+        parameter = model.get_parameter(name)
+        assert torch.equal(parameter, before.get_parameter(name)), name
+        assert parameter.requires_grad, name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sparsity": 1.5}, "sparsity is 1.5"),
+        ({"sparsity": -0.1}, "sparsity is -0.1"),
+        ({"sparsity": "0.5"}, "sparsity is '0.5'"),
+        ({"sparsity": 1.0}, r"sparsity 1 leaves none of the 100 weights of '0\.weight'"),
+        ({"sparsity": 0.996}, "leaves none"),
+        ({"sparsity": 1.0, "ranking": "global"}, "leaves 0 of 300 weights"),
+        ({"sparsity": {"0": 0.5}}, r"says nothing of '1\.weight'"),
+        ({"sparsity": {"*": 0.5, "7": 0.5}}, "sparsity pattern '7' matches nothing"),
+        ({"sparsity": {"*": 2}}, r"overrides\['\*'\] is 2|sparsity\['\*'\] is 2"),
+        ({"weights": "kaiming"}, "unknown distribution 'kaiming'"),
+        ({"scores": "kaimin_normal"}, "did you mean 'kaiming_normal'"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 1 << 63}, "seed is"),
+        ({"seed": 1.5}, "seed is 1.5"),
+        ({"ranking": "globl"}, "ranking is 'globl'; it must be one of layer, global"),
+        ({"rank_by": "size"}, "rank_by is 'size'"),
+        ({"allocation": "foo"}, "allocation is 'foo'; it must be one of uniform, erk"),
+        ({"allocation": "foo", "ranking": "global"}, "allocation is 'foo'"),
+        ({"allocation": "foo", "sparsity": {"*": 0.5}}, "allocation is 'foo'"),
+        ({"biases": "train"}, "biases is 'train'"),
+        ({"norms": "free"}, "norms is 'free'"),
+        ({"ranking": "global", "floor": 0.6}, "leaves 150 of 300 weights, and floor= asks for 180"),
+        ({"ranking": "global", "floor": -0.1}, "floor is -0.1"),
+        ({"ranking": "global", "floor": 1.5}, "floor is 1.5"),
+        ({"floor": 7.0}, "floor is 7.0"),
+        ({"include": "conv*"}, r"include pattern 'conv\*' matches nothing that can be masked"),
+        ({"include": "0.wieght"}, r"did you mean '0\.weight'"),
+        ({"exclude": "3"}, "exclude pattern '3' matches nothing"),
+        ({"overrides": {"nothing": 0.5}}, "overrides pattern 'nothing' matches nothing"),
+        ({"overrides": {"0": 1.0}}, r"leaves none of the 100 weights of '0\.weight'"),
+        ({"overrides": {"0": "sparse"}}, r"overrides\['0'\] is 'sparse'"),
+        ({"include": "0.bias"}, "matches nothing that can be masked"),
+        ({"exclude": "*"}, "nothing to mask"),
+    ],
+)
+def test_a_model_that_is_refused_is_left_as_it_was(options, message):
+    model = three()
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=message):
+        iterand.prune_(model, **{"sparsity": 0.5, **options})
+    assert snapshot(model) == before
+
+
+def test_a_distribution_that_fails_leaves_the_model_as_it_was(monkeypatch):
+    monkeypatch.setattr("iterand.distributions._REGISTRY", dict(iterand.distributions._REGISTRY))
+    iterand.register_distribution(iterand.Distribution("halves", lambda words: words[0] / 2, lambda fan_in: 1.0))
+    for option in ("weights", "scores"):
+        model = three()
+        before = snapshot(model)
+        with pytest.raises(ValueError, match="must be whole numbers"):
+            iterand.prune_(model, 0.5, **{option: "halves"})
+        assert snapshot(model) == before
+
+
+def test_pruning_twice_is_refused():
+    model = iterand.prune_(three(), 0.5)
+    with pytest.raises(ValueError, match=r"'0\.weight' is masked already; fold_ the model first"):
+        iterand.prune_(model, 0.5)
+    with pytest.raises(ValueError, match=r"'1\.0\.weight' is masked already"):
+        iterand.prune_(nn.Sequential(nn.Linear(10, 10), model), 0.5)
+
+
+@pytest.mark.parametrize("model", [nn.ReLU(), nn.Sequential(nn.BatchNorm1d(3)), Bare().table])
+def test_a_model_without_weights_is_refused(model):
+    with pytest.raises(ValueError, match="has nothing to mask"):
+        iterand.prune_(model, 0.5)
+
+
+@pytest.mark.parametrize("function", [iterand.scores, iterand.fold_, iterand.randomize_])
+def test_a_model_that_is_not_pruned_has_no_masks(function):
+    with pytest.raises(ValueError, match="Sequential has no masked layer; call prune_ on it first"):
+        function(three())
+
+
+def test_lazy_empty_and_complex_weights_are_refused():
+    lazy = nn.Sequential(nn.Linear(8, 8), nn.LazyLinear(8))
+    with pytest.raises(ValueError, match=r"'1\.weight' has no shape yet; run one forward pass before pruning"):
+        iterand.prune_(lazy, 0.5)
+    assert all(parameter.requires_grad for parameter in lazy.parameters())
+    lazy(INPUTS)
+    assert len(iterand.masked_layers(iterand.prune_(lazy, 0.5))) == 2
+    with pytest.raises(ValueError, match="only real floating-point"):
+        iterand.prune_(nn.Linear(4, 4, dtype=torch.complex64), 0.5)
+    empty = nn.Linear(4, 4)
+    empty.weight = nn.Parameter(torch.empty(0, 4))
+    with pytest.raises(ValueError, match="is empty"):
+        iterand.prune_(empty, 0.5)
