@@ -9,6 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from iterand.training.session import Session
 
+_SECONDS_A_LINE = 10.0  # where progress goes to a file instead of a terminal
+
 out = Console()
 err = Console(stderr=True)
 
@@ -35,6 +37,7 @@ def progress_bar() -> Progress:
         TimeRemainingColumn(),
         console=err,
         transient=True,
+        disable=not err.is_terminal,
     )
 
 
@@ -43,13 +46,14 @@ class ProgressObserver:
 
     def __init__(self, progress: Progress, label: str) -> None:
         self.progress = progress
+        self.label = label
         self.task = progress.add_task(label, total=None, note="")
-        self._shown = 0.0
+        self._shown = time.monotonic()
 
     def step(self, session: Session) -> None:
         """Move the bar; read the running loss twice a second, since reading waits for the device."""
         now = time.monotonic()
-        if now - self._shown > 0.5 and session.seen:
+        if now - self._shown > 0.5 and session.seen and err.is_terminal:
             self._shown = now
             loss, accuracy = float(session.loss_sum) / session.seen, 100 * int(session.correct) / session.seen
             done = session.epoch * session.steps_per_epoch + session.step
@@ -59,6 +63,9 @@ class ProgressObserver:
         """Show the validation accuracy of the epoch."""
         note = f"epoch {metrics['epoch']}  loss {metrics['train_loss']:.3f}  val {metrics['validation_accuracy']:.1f} %"
         self._update(session, session.epoch * session.steps_per_epoch, note)
+        if not err.is_terminal and time.monotonic() - self._shown > _SECONDS_A_LINE:
+            self._shown = time.monotonic()
+            err.print(f"{self.label}: {note}", highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Take the bar away."""

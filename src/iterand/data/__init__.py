@@ -2,16 +2,18 @@
 
 from pathlib import Path
 
-from iterand.data.dataset import Dataset, Split
+import torch
+
+from iterand.data.dataset import Batch, Dataset, Random, Split
 from iterand.data.digits import load_digits
 
-__all__ = ["DATASETS", "Dataset", "Split", "load_data"]
+__all__ = ["DATASETS", "Batch", "Dataset", "Random", "Split", "load_data"]
 
 DATASETS = {"digits": load_digits}
 
 
-def load_data(name: str, data_dir: Path | None = None) -> Dataset:
-    """The data set of this name, on the CPU."""
+def load_data(name: str, device: torch.device, data_dir: Path | None = None) -> Dataset[Split]:
+    """The data set of this name, for this device."""
     if name not in DATASETS:
         raise ValueError(f"unknown data set {name!r}; there are {', '.join(sorted(DATASETS))}")
-    return DATASETS[name](data_dir)
+    return DATASETS[name](data_dir, device)

@@ -1,15 +1,50 @@
-"""A data set in memory: training, validation and test parts as whole tensors."""
+"""What the training loop asks of data: parts with a length, and batches of them in a given order."""
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+Random = Callable[[Tensor], Sequence[Tensor]]
+"""Random 32-bit words for examples by their indices: the same for an example whatever batch it is in."""
+
 
 @dataclass(frozen=True)
-class Split:
+class Batch:
+    """What a network is called with, and what it should say; on the device."""
+
+    inputs: tuple[Tensor, ...]
+    labels: Tensor
+
+
+class Split(Protocol):
     """One part of a data set."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, order: Tensor, size: int, random: Random | None = None) -> Iterator[Batch]:
+        """Batches of ``size`` (the last may be smaller) of the examples ``order`` names, augmented if ``random``."""
+        ...
+
+
+Part = TypeVar("Part", bound=Split, covariant=True)
+
+
+@dataclass(frozen=True)
+class Dataset(Generic[Part]):
+    """The parts of a data set; ``classes`` is how many labels there are."""
+
+    train: Part
+    validation: Part
+    test: Part
+    classes: int
+
+
+@dataclass(frozen=True)
+class TensorSplit:
+    """A part that lives on the device as whole tensors."""
 
     inputs: Tensor
     labels: Tensor
@@ -17,20 +52,7 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def to(self, device: torch.device) -> Self:
-        """The same part on a device."""
-        return type(self)(self.inputs.to(device), self.labels.to(device))
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """The parts of a data set; ``classes`` is how many labels there are."""
-
-    train: Split
-    validation: Split
-    test: Split
-    classes: int
-
-    def to(self, device: torch.device) -> Self:
-        """The same data on a device."""
-        return type(self)(self.train.to(device), self.validation.to(device), self.test.to(device), self.classes)
+    def batches(self, order: Tensor, size: int, random: Random | None = None) -> Iterator[Batch]:
+        """Batches by indexing; nothing is augmented."""
+        for index in torch.split(order.to(self.labels.device), size):
+            yield Batch((self.inputs[index],), self.labels[index])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from iterand.data import Dataset, load_data
+from iterand.data import Dataset, Split, load_data
 from iterand.errors import CheckpointError
 from iterand.masking import masked_layers
 from iterand.networks import build_network
@@ -34,7 +34,7 @@ def run(
         result = folder.result()
         if result is not None:
             return result
-        data = load_data(recipe.data.name, data_dir).to(device)
+        data = load_data(recipe.data.name, device, data_dir)
         session = _session(recipe, data, device)
         saved = checkpoint.read(folder.path)
         if saved is not None:
@@ -51,7 +51,7 @@ def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = No
     if path.is_dir():
         folder = RunFolder(path)
         recipe = folder.recipe()
-        data = load_data(recipe.data.name, data_dir).to(device)
+        data = load_data(recipe.data.name, device, data_dir)
         session = _session(recipe, data, device)
         saved = checkpoint.read(path)
         if saved is None:
@@ -61,19 +61,19 @@ def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = No
     else:
         model = load_ticket(path).to(device)
         recipe = recipe_file.from_dict(read_ticket(path).recipe or {})
-        data = load_data(recipe.data.name, data_dir).to(device)
+        data = load_data(recipe.data.name, device, data_dir)
     measured = evaluate(model, data.test, recipe)
     return {"path": str(path), "examples": len(data.test)} | {f"test_{name}": value for name, value in measured.items()}
 
 
-def _session(recipe: Recipe, data: Dataset, device: torch.device) -> Session:
+def _session(recipe: Recipe, data: Dataset[Split], device: torch.device) -> Session:
     network = build_network(
         recipe.network.name, width_factor=recipe.network.width_factor, classes=data.classes, seed=recipe.seed
     )
     return Session(recipe, network, steps_per_epoch(recipe, data), device)
 
 
-def _result(session: Session, data: Dataset, folder: RunFolder) -> dict[str, Any]:
+def _result(session: Session, data: Dataset[Split], folder: RunFolder) -> dict[str, Any]:
     model, recipe = session.model, session.recipe
     layers = masked_layers(model).values()
     test = evaluate(model, data.test, recipe)

@@ -1,10 +1,13 @@
 """Targets: ReLU networks as Section 4.1 has them, and one trained on digits."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from iterand.data import Dataset, Split, load_data
+from iterand.data.dataset import TensorSplit
+from iterand.data.digits import load_digits
 from iterand.theory import bounds
 
 
@@ -51,18 +54,27 @@ def normalize_(target: nn.Sequential) -> nn.Sequential:
     return target
 
 
-def digits() -> Dataset:
+@dataclass(frozen=True)
+class Digits:
     """The digits as vectors in the box ‖x‖∞ ≤ 1."""
-    data = load_data("digits")
+
+    train: TensorSplit
+    test: TensorSplit
+    classes: int
+
+
+def digits() -> Digits:
+    """The digits, flat and scaled into the box."""
+    data = load_digits(None, torch.device("cpu"))
     peak = max(float(part.inputs.abs().max()) for part in (data.train, data.validation, data.test))
 
-    def boxed(part: Split) -> Split:
-        return Split(part.inputs.flatten(1) / peak, part.labels)
+    def boxed(part: TensorSplit) -> TensorSplit:
+        return TensorSplit(part.inputs.flatten(1) / peak, part.labels)
 
-    return Dataset(boxed(data.train), boxed(data.validation), boxed(data.test), data.classes)
+    return Digits(boxed(data.train), boxed(data.test), data.classes)
 
 
-def digits_target(data: Dataset, hidden: int = 12, *, steps: int = 300, seed: int = 0) -> nn.Sequential:
+def digits_target(data: Digits, hidden: int = 12, *, steps: int = 300, seed: int = 0) -> nn.Sequential:
     """A two-layer network trained on the digits, then scaled to unit norms.
 
     The penalty on the norms is what leaves room for ε: an error has to overcome the margin relative to the norms.
@@ -85,6 +97,6 @@ def digits_target(data: Dataset, hidden: int = 12, *, steps: int = 300, seed: in
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, part: Split) -> float:
+def accuracy(model: nn.Module, part: TensorSplit) -> float:
     """The share of decisions that are right."""
     return float((model(part.inputs).argmax(dim=1) == part.labels).double().mean())

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from iterand.data import Split
+from iterand.data.dataset import TensorSplit
 from iterand.theory import exact
 from iterand.theory.certify import certify, unprotected
 from iterand.theory.construct import build, construct
@@ -51,7 +51,7 @@ class Experiment:
     """A target, its test data, and the ε, δ and R of the theorem: what all trials share."""
 
     def __init__(
-        self, target: nn.Sequential, test: Split, epsilon: float, delta: float, rounds: int | None = None
+        self, target: nn.Sequential, test: TensorSplit, epsilon: float, delta: float, rounds: int | None = None
     ) -> None:
         self.target, self.test, self.epsilon, self.delta = target, test, epsilon, delta
         self.widths = layer_widths(target)

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from iterand import philox
-from iterand.data import Dataset, Split
+from iterand.data import Batch, Dataset, Split
 from iterand.errors import IterandError
 from iterand.training import checkpoint
 from iterand.training.folder import RunFolder
@@ -44,7 +45,7 @@ class Silent:
         """Nothing."""
 
 
-def steps_per_epoch(recipe: Recipe, data: Dataset) -> int:
+def steps_per_epoch(recipe: Recipe, data: Dataset[Split]) -> int:
     """How many batches an epoch has."""
     count, size = len(data.train), recipe.training.batch_size
     if size > count and recipe.data.drop_last:
@@ -52,15 +53,14 @@ def steps_per_epoch(recipe: Recipe, data: Dataset) -> int:
     return count // size if recipe.data.drop_last else math.ceil(count / size)
 
 
-def train(session: Session, data: Dataset, folder: RunFolder, observer: Observer) -> None:
+def train(session: Session, data: Dataset[Split], folder: RunFolder, observer: Observer) -> None:
     """Train from wherever the session stands to the end, saving as it goes."""
     recipe = session.recipe
     saved_at = time.monotonic()
     with stop_request() as request:
         while session.epoch < recipe.training.epochs:
-            order = _begin_epoch(session, len(data.train))
-            while session.step < session.steps_per_epoch:
-                _train_step(session, data.train, order)
+            for batch in _begin_epoch(session, data.train):
+                _train_step(session, batch)
                 observer.step(session)
                 due = time.monotonic() - saved_at > CHECKPOINT_SECONDS
                 if request.asked or (due and session.step < session.steps_per_epoch):
@@ -82,36 +82,38 @@ def evaluate(model: nn.Module, split: Split, recipe: Recipe) -> dict[str, float]
     model.eval()
     loss = correct = 0.0
     with torch.no_grad():
-        for inputs, labels in zip(*(torch.split(part, EVALUATION_BATCH) for part in (split.inputs, split.labels))):
-            outputs = _forward(model, inputs, recipe)
-            loss += float(F.cross_entropy(outputs, labels, reduction="sum"))
-            correct += int((outputs.argmax(1) == labels).sum())
+        for batch in split.batches(torch.arange(len(split)), EVALUATION_BATCH):
+            outputs = _forward(model, batch, recipe)
+            loss += float(_loss(outputs, batch.labels, reduction="sum"))
+            correct += int(_correct(outputs, batch.labels))
     return {"loss": loss / len(split), "accuracy": 100 * correct / len(split)}
 
 
-def _begin_epoch(session: Session, count: int) -> Tensor:
+def _begin_epoch(session: Session, split: Split) -> Iterator[Batch]:
+    """Set the epoch's learning rate; give the batches that are left of it."""
     recipe = session.recipe
     rate = learning_rate(recipe.learning_rate, session.epoch, recipe.training.epochs)
     for group in session.optimizer.param_groups:
         group["lr"] = rate
     session.model.train()
-    return philox.permutation(count, philox.key(recipe.seed, "data order"), session.epoch).to(session.device)
+    size, epoch = recipe.training.batch_size, session.epoch
+    order = philox.permutation(len(split), philox.key(recipe.seed, "data order"), epoch)
+    key = philox.key(recipe.seed, "augmentation")
+    left = order[session.step * size : session.steps_per_epoch * size]
+    return split.batches(left, size, lambda index: philox.philox(index, epoch, key, philox.DATA))
 
 
-def _train_step(session: Session, split: Split, order: Tensor) -> None:
-    size = session.recipe.training.batch_size
-    batch = order[session.step * size : (session.step + 1) * size]
-    inputs, labels = split.inputs[batch], split.labels[batch]
+def _train_step(session: Session, batch: Batch) -> None:
     session.optimizer.zero_grad()
-    outputs = _forward(session.model, inputs, session.recipe)
-    loss = F.cross_entropy(outputs, labels)
+    outputs = _forward(session.model, batch, session.recipe)
+    loss = _loss(outputs, batch.labels)
     loss.backward()  # type: ignore[no-untyped-call]
     session.optimizer.step()
     for stepper in session.steppers:
         stepper.step()
-    session.loss_sum += loss.detach().double() * len(batch)
-    session.correct += (outputs.detach().argmax(1) == labels).sum()
-    session.seen += len(batch)
+    session.loss_sum += loss.detach().double() * len(batch.labels)
+    session.correct += _correct(outputs.detach(), batch.labels)
+    session.seen += len(batch.labels)
     session.step += 1
 
 
@@ -135,9 +137,21 @@ def _end_epoch(session: Session, validation: Split) -> dict[str, Any]:
     return metrics
 
 
-def _forward(model: nn.Module, inputs: Tensor, recipe: Recipe) -> Tensor:
+def _forward(model: nn.Module, batch: Batch, recipe: Recipe) -> Tensor:
+    inputs = batch.inputs
     if recipe.training.channels_last:
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
-    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=recipe.training.precision == "bfloat16"):
-        outputs: Tensor = model(inputs)
+        inputs = tuple(one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one for one in inputs)
+    with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=recipe.training.precision == "bfloat16"):
+        outputs: Tensor = model(*inputs)
     return outputs.float()
+
+
+def _loss(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    if outputs.shape[1] == 1:  # one logit for two classes
+        return F.binary_cross_entropy_with_logits(outputs.squeeze(1), labels.float(), reduction=reduction)
+    return F.cross_entropy(outputs, labels, reduction=reduction)
+
+
+def _correct(outputs: Tensor, labels: Tensor) -> Tensor:
+    said = outputs.squeeze(1) > 0 if outputs.shape[1] == 1 else outputs.argmax(1)
+    return (said == labels).sum()
