@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from iterand.cli.theory import app
+from iterand.ticket import read_ticket
 
 
 def run(*arguments):
@@ -31,7 +32,7 @@ class TestWidth:
             "repaired": result["rows"][-1]["rounds"],
             "at_least": None,
         }
-        assert [row["rounds"] for row in result["rows"][:3]] == [1, 2, 4]
+        assert [row["rounds"] for row in result["rows"][:6]] == [1, 2, 3, 4, 6, 8]
         claim = next(row for row in result["rows"] if row["rounds"] == 795)
         assert claim["paper"] == [6, 4]
         assert result["rows"][-1]["repaired"] == [6, 4]
@@ -72,7 +73,9 @@ class TestConstruct:
         assert result["largest_proven"] == max(row["proven"] for row in result["rows"]) <= 0.9
         again = json.loads(run(*result["command"].removeprefix("iterand theory ").split()))
         assert again == result
-        assert "2 of 2" in run("construct", *small)
+        path = tmp_path / "first.ticket"
+        assert "2 of 2" in run("construct", *small, "--ticket", str(path))
+        assert [shape for _, shape in read_ticket(path).shapes().values()] == [(128, 64), (2, 128), (4, 2), (10, 4)]
 
 
 @pytest.mark.parametrize(

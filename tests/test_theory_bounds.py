@@ -128,6 +128,17 @@ class TestTheStepThatFails:
         assert limits.width_two_failure(0.1, rounds) > 2e-4
         assert limits.width_two_rounds(0.1, 1e-8) > bounds.scalar_rounds(0.1, 1e-8)
 
+    def test_and_so_is_the_theorem(self):
+        """Its constant is four times the proposition's, so δ must be tiny: l = d_0 = d_1 = 1, δ = 10⁻²⁵."""
+        rounds = bounds.network_rounds(0.1, 1e-25, [1, 1])
+        assert rounds == 611
+        assert limits.width_two_failure(0.1, rounds) > 7e-25
+
+    @pytest.mark.parametrize(("rounds", "right"), [(1, True), (20, True), (27, True), (28, False), (77, False)])
+    def test_inside_the_interval_it_holds_a_little_longer(self, rounds, right):
+        truth = exact.half_failure([0.5], exact.scalar_tolerance(0.1), rounds)
+        assert (truth <= bounds.claimed_half_failure(0.1, rounds)) == right
+
 
 class TestRepaired:
     def test_by_hand(self):
@@ -195,8 +206,10 @@ class TestLimits:
     def test_the_repaired_rounds_are_within_a_factor_of_what_is_needed(self):
         for epsilon, delta in itertools.product((0.01, 0.1, 0.5), (1e-9, 1e-3, 0.05)):
             needed = limits.width_two_rounds(epsilon, delta)
+            assert 2 * (1 - epsilon / 2) ** (2 * needed) <= delta < 2 * (1 - epsilon / 2) ** (2 * needed - 2)
             assert limits.width_two_failure(epsilon, needed // 2) > delta
             assert needed < exact.repaired_rounds(epsilon, delta, [1, 1]) < 5 * needed
+        assert limits.width_two_rounds(0.1, 0.6) == 1
 
 
 @pytest.mark.parametrize(

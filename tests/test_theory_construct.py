@@ -13,18 +13,23 @@ from iterand.theory.exact import Tolerance
 from iterand.theory.simulate import estimate
 from iterand.theory.target import accuracy, digits, digits_target, matrices, normalize_
 from iterand.theory.trials import Experiment, error_rows
+from iterand.ticket import load_ticket, save_ticket
+
+
+def plain_network(*widths):
+    modules = []
+    for inputs, outputs in itertools.pairwise(widths):
+        modules += [nn.Linear(inputs, outputs, bias=False), nn.ReLU()]
+    return nn.Sequential(*modules[:-1])
 
 
 def network(*widths, seed=0):
     """A target of unit norms."""
-    generator = torch.Generator().manual_seed(seed)
-    modules = []
-    for inputs, outputs in itertools.pairwise(widths):
-        linear = nn.Linear(inputs, outputs, bias=False)
-        with torch.no_grad():
-            linear.weight.copy_(torch.randn(outputs, inputs, generator=generator))
-        modules += [linear, nn.ReLU()]
-    return normalize_(nn.Sequential(*modules[:-1]))
+    target, generator = plain_network(*widths), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in target.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator))
+    return normalize_(target)
 
 
 def effective(model):
@@ -75,12 +80,8 @@ class TestConstruct:
         rounds = 30
         made = build(matrices(network(3, 2, 2)), [Tolerance(0.2, 0.1)] * 2, rounds, [2, 1], seed=7)
         wanted = iterand.masked_layers(made.model)
-        shapes = [(w.shape[1], w.shape[0]) for w in effective(made.model)]
-        replay = nn.Sequential()
-        for inputs, outputs in shapes:
-            replay += nn.Sequential(nn.Linear(inputs, outputs, bias=False), nn.ReLU())
-        iterand.prune_(replay[:-1], sparsity=0.0, weights="uniform", seed=7)
-        layers = iterand.masked_layers(replay[:-1])
+        replay = iterand.prune_(plain_network(3, 12, 2, 4, 2), sparsity=0.0, weights="uniform", seed=7)
+        layers = iterand.masked_layers(replay)
         assert list(layers) == list(wanted)
         for number in range(rounds):
             for name, layer in layers.items():
@@ -88,7 +89,7 @@ class TestConstruct:
                 layer.score.data.copy_(torch.where(keep, 1.0, -1.0))
                 layer.parametrization.kept.fill_(int(keep.sum()))
             if number < rounds - 1:
-                iterand.randomize_(replay[:-1])
+                iterand.randomize_(replay)
         for name, layer in layers.items():
             assert torch.equal(layer.mask, wanted[name].mask)
             assert torch.equal(layer.draw, wanted[name].draw)
@@ -204,6 +205,16 @@ class TestDigits:
         for trial in trials:
             assert abs(trial.accuracy - summary.target_accuracy) <= trial.unprotected
             assert trial.measured <= trial.proven
+
+    def test_its_ticket_is_the_same_network(self, data, target, tmp_path):
+        made = construct(target, epsilon=0.9, delta=0.05)
+        save_ticket(made.model, tmp_path / "construction.ticket")
+        plain = load_ticket(tmp_path / "construction.ticket", plain_network(64, 128, 12, 24, 10))
+        assert torch.equal(plain(data.test.inputs), made.model(data.test.inputs))
+        found = certify.certify(target, plain)
+        assert found == certify.certify(target, made.model)
+        share = certify.unprotected(target, data.test.inputs, found.proven)
+        assert abs(accuracy(plain, data.test) - accuracy(target, data.test)) <= share
 
 
 class TestBadTargets:

@@ -2,16 +2,16 @@
 
 # Each command imports what it needs: scipy and matplotlib would slow down the start of every other command.
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+from iterand.cli.console import err, out, print_json
 
 if TYPE_CHECKING:
     from iterand.theory.simulate import Estimate
@@ -36,8 +36,6 @@ Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
 Plot = Annotated[Path | None, typer.Option(callback=_check_plot, help="Also draw it into this file (svg, png, pdf).")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
 
-_stderr = Console(stderr=True)
-
 
 @app.command()
 def width(
@@ -57,7 +55,7 @@ def width(
     chosen = [rounds] if rounds is not None else tables.rounds_over(epsilon, delta, sizes)
     rows = [
         tables.width_row(epsilon, delta, sizes, count, trials, seed)
-        for count in track(chosen, "simulating", console=_stderr, transient=True)
+        for count in track(chosen, "simulating", console=err, transient=True)
     ]
     needed = {
         "paper": tables.claimed_rounds(epsilon, delta, sizes),
@@ -71,23 +69,30 @@ def width(
 
         plots.draw_widths(rows, plot)
     if as_json:
-        _print_json(
-            epsilon=epsilon,
-            delta=delta,
-            target_widths=sizes,
-            rounds_for_twice_the_width=needed,
-            scales_without_redraws={"malach": malach, "pensia": pensia},
-            rows=[asdict(row) for row in rows],
+        print_json(
+            {
+                "epsilon": epsilon,
+                "delta": delta,
+                "target_widths": sizes,
+                "rounds_for_twice_the_width": needed,
+                "scales_without_redraws": {"malach": malach, "pensia": pensia},
+                "rows": [asdict(row) for row in rows],
+            }
         )
         return
     table = Table("R", "paper", "repaired", "simulated", title=f"hidden width, ε = {epsilon:g}, δ = {delta:g}")
     for row in rows:
         simulated = "" if row.simulated is None else str(row.simulated)
         table.add_row(str(row.rounds), _join(row.paper), _join(row.repaired), simulated)
-    _print(table)
+    out.print(table)
     floor = f"; at least {needed['at_least']} whatever is done" if needed["at_least"] else ""
-    _print(f"R for twice the width of the target: paper {needed['paper']}, repaired {needed['repaired']}{floor}")
-    _print(f"without redraws, up to a constant: Malach et al. {malach:.3g}, Pensia et al. {pensia:.3g}")
+    out.print(
+        f"R for twice the width of the target: paper {needed['paper']}, repaired {needed['repaired']}{floor}",
+        highlight=False,
+    )
+    out.print(
+        f"without redraws, up to a constant: Malach et al. {malach:.3g}, Pensia et al. {pensia:.3g}", highlight=False
+    )
 
 
 @app.command()
@@ -105,7 +110,7 @@ def simulate(
     from iterand.theory import tables
 
     chosen = [rounds] if rounds is not None else tables.rounds_over(epsilon, delta)
-    with _stderr.status("simulating"):
+    with err.status("simulating"):
         rows = tables.failure_rows(epsilon, chosen, weight=weight, trials=trials, seed=seed)
         small = tables.best_rows(weight, seed=seed)
     if plot:
@@ -114,7 +119,7 @@ def simulate(
         plots.draw_failures(rows, plot)
     if as_json:
         settings = {"epsilon": epsilon, "delta": delta, "weight": weight, "trials": trials, "seed": seed}
-        _print_json(**settings, rows=[asdict(row) for row in rows], exhaustive=[asdict(row) for row in small])
+        print_json({**settings, "rows": [asdict(row) for row in rows], "exhaustive": [asdict(row) for row in small]})
         return
     halves = Table("R", "paper", "exact", "simulated", title=f"failure of one half, ε = {epsilon:g}, w = {weight:g}")
     both = Table("R", "exact", "simulated", "with the best draws and masks", title="failure of both halves together")
@@ -125,7 +130,7 @@ def simulate(
     errors = Table("width", "R", "best draws and masks", "construction", title="median error, every choice tried")
     for case in small:
         errors.add_row(str(case.width), str(case.rounds), f"{case.best:.3g}", f"{case.construction:.3g}")
-    _print(halves, both, errors)
+    out.print(halves, both, errors)
 
 
 @app.command()
@@ -149,7 +154,7 @@ def construct(
     check_count("trials", trials)
     experiment = digits_experiment(hidden, epsilon, delta, rounds)
     done = []
-    for number in track(range(seed, seed + trials), "building", console=_stderr, transient=True):
+    for number in track(range(seed, seed + trials), "building", console=err, transient=True):
         trial, model = experiment.run(number)
         done.append(trial)
         if ticket and number == seed:
@@ -161,14 +166,14 @@ def construct(
 
         grid = [4**power for power in range(2, 8)]
         curve = error_rows(experiment.target, grid, seed)
-        plots.draw_errors(list(track(curve, "drawing", len(grid), console=_stderr, transient=True)), plot)
+        plots.draw_errors(list(track(curve, "drawing", len(grid), console=err, transient=True)), plot)
     summary = experiment.summary(done)
     if as_json:
         command = (
             f"iterand theory construct --epsilon {epsilon:g} --delta {delta:g} --rounds {summary.rounds} "
             f"--hidden {hidden} --trials {trials} --seed {seed} --json"
         )
-        _print_json(command=command, **asdict(summary), rows=[asdict(trial) for trial in done])
+        print_json({"command": command, **asdict(summary), "rows": [asdict(trial) for trial in done]})
         return
     title = f"target {_join(summary.target_widths, '-')}, ε = {epsilon:g}, δ = {delta:g}"
     table = Table("", "", title=title, show_header=False)
@@ -182,7 +187,7 @@ def construct(
     table.add_row("accuracy of the target", f"{summary.target_accuracy:.2%}")
     table.add_row("accuracy of the constructions", f"{summary.lowest_accuracy:.2%} to {summary.highest_accuracy:.2%}")
     table.add_row("decisions the proven error could change", f"{summary.largest_unprotected:.2%}")
-    _print(table)
+    out.print(table)
 
 
 def _parse_widths(text: str) -> tuple[int, ...]:
@@ -198,12 +203,3 @@ def _interval(estimate: "Estimate") -> str:
 
 def _join(numbers: Sequence[int], between: str = ", ") -> str:
     return between.join(str(number) for number in numbers)
-
-
-def _print(*renderables: Table | str) -> None:
-    for renderable in renderables:
-        Console().print(renderable, highlight=False, markup=False)
-
-
-def _print_json(**values: Any) -> None:
-    typer.echo(json.dumps(values))

@@ -35,7 +35,9 @@ def width_two_failure(epsilon: float, rounds: int) -> float:
 
 
 def width_two_rounds(epsilon: float, delta: float) -> int:
-    """A lower bound on the R that width 2 needs for w = 1: linear in log(1/δ), whatever is chosen."""
+    """A lower bound on the R that width 2 needs for w = 1 and δ < 1/2: linear in log(1/δ), whatever is chosen."""
     bounds.check_epsilon(epsilon)
     bounds.check_delta(delta)
+    if delta >= 0.5:
+        return 1  # the bound says nothing here
     return math.ceil(math.log(2 / delta) / (-2 * math.log1p(-epsilon / 2)))

@@ -10,6 +10,7 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from iterand import files
+from iterand.theory.simulate import Estimate
 from iterand.theory.tables import FailureRow, WidthRow
 from iterand.theory.trials import ErrorRow
 
@@ -38,19 +39,23 @@ def draw_widths(rows: Sequence[WidthRow], path: Path) -> None:
 
 
 def draw_failures(rows: Sequence[FailureRow], path: Path) -> None:
-    """The probability that one half fails over R, and that even the best choice of draws and masks fails."""
+    """The probability over R that the event fails, and that even the best choice of draws and masks does."""
     figure, axes = _axes("R, draws of every weight", "probability of failure at width 2")
+    axes.set(xscale="linear", ylim=(1e-4, 2))
     rounds = [row.rounds for row in rows]
-    axes.plot(rounds, [row.paper_half for row in rows], "--", color=_CLAIM, label="one half: paper's bound")
-    axes.plot(rounds, [row.exact_half for row in rows], color=_TRUTH, label="one half: exact")
-    halves = [row.simulated_half for row in rows]
-    spread = [[half.value - half.low for half in halves], [half.high - half.value for half in halves]]
-    values = [half.value for half in halves]
-    axes.errorbar(rounds, values, spread, fmt="o", color=_MEASURED, markersize=3, label="one half: simulated, 99 %")
-    reached = [(row.rounds, row.best.value) for row in rows if row.best.count]
-    axes.plot(*zip(*reached), ":", color=_BEST, label="any draws and masks: simulated")
-    axes.set_ylim(bottom=1e-4)
+    axes.plot(rounds, [min(1.0, 2 * row.paper_half) for row in rows], "--", color=_CLAIM, label="paper's bound")
+    axes.plot(rounds, [row.exact for row in rows], color=_TRUTH, label="exact")
+    _plot_estimates(axes, rounds, [row.simulated for row in rows], _MEASURED, "simulated")
+    _plot_estimates(axes, rounds, [row.best for row in rows], _BEST, "simulated, best draws and masks")
     _save(figure, axes, path)
+
+
+def _plot_estimates(axes: Axes, rounds: Sequence[int], estimates: Sequence[Estimate], color: str, label: str) -> None:
+    seen = [(count, estimate) for count, estimate in zip(rounds, estimates) if estimate.count]
+    values = [estimate.value for _, estimate in seen]
+    below = [estimate.value - estimate.low for _, estimate in seen]
+    above = [estimate.high - estimate.value for _, estimate in seen]
+    axes.errorbar([count for count, _ in seen], values, [below, above], fmt="o", color=color, markersize=4, label=label)
 
 
 def draw_errors(rows: Sequence[ErrorRow], path: Path) -> None:

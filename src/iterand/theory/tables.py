@@ -52,9 +52,11 @@ def claimed_rounds(epsilon: float, delta: float, widths: Sequence[int] = SCALAR)
 
 
 def rounds_over(epsilon: float, delta: float, widths: Sequence[int] = SCALAR) -> list[int]:
-    """Doubling numbers of rounds up to where twice the width is enough, with the paper's and the repaired R."""
+    """1, 2, 3, 4, 6, 8, 12, … up to where twice the width is enough, with the paper's and the repaired R."""
     last = exact.repaired_rounds(epsilon, delta, widths)
-    return sorted({claimed_rounds(epsilon, delta, widths), last, *(1 << power for power in range(last.bit_length()))})
+    powers = [1 << power for power in range(last.bit_length())]
+    between = [3 * power for power in powers if 3 * power < last]
+    return sorted({*powers, *between, claimed_rounds(epsilon, delta, widths), last})
 
 
 def width_row(epsilon: float, delta: float, widths: Sequence[int], rounds: int, trials: int, seed: int = 0) -> WidthRow:
@@ -73,7 +75,7 @@ def failure_rows(
     tolerance = exact.scalar_tolerance(epsilon)
     exact_halves = [exact.half_failure([weight], tolerance, count) for count in rounds]
     halves = HalfDraws([weight], tolerance, max(rounds), trials=trials, seed=seed)
-    best_of_all = best.best_failures(epsilon, rounds, weight=weight, trials=max(1, trials // 10), seed=seed)
+    best_of_all = best.best_failures(epsilon, rounds, weight=weight, trials=trials, seed=seed)
     rows = []
     for count, half, best_failure in zip(rounds, exact_halves, best_of_all):
         rows.append(
