@@ -36,7 +36,7 @@ def _randomize_layer_(layer: MaskedLayer, mask: torch.Tensor, threshold: int) ->
     number = state.rounds + 1
     key, distribution, fan_in = state.key, state.distribution, state.settings.fan_in
     kept, draw = mask.view(-1), layer.draw.view(-1)
-    weight = layer.weight.reshape(-1)  # a copy if the weights lie in another order, such as channels_last
+    weight = layer.weight.reshape(-1).clone()  # in the order of the indices; the weights may lie in another
     for part in philox.chunks(draw.numel()):
         words = philox.philox(philox.indices(part, draw.device), number, key)
         redraw = philox.coins(words[1], threshold) & ~kept[part]

@@ -118,7 +118,9 @@ def _full_key(key: str) -> str:
 
 
 def _unknown(key: str) -> str:
-    known = list(schema.recipe_keys())
+    known = [*schema.recipe_keys(), *schema.SECTIONS]
+    if key in schema.SECTIONS:
+        return f"recipe key {key!r} is a table; its keys are {', '.join(n for n in known if n.startswith(f'{key}.'))}"
     by_last = {name.rpartition(".")[2]: name for name in known}
     close = difflib.get_close_matches(key, known, n=1) or [
         by_last[last] for last in difflib.get_close_matches(key.rpartition(".")[2], by_last, n=1)

@@ -1,0 +1,113 @@
+"""The installed command, killed and started again: it must end as if nothing had happened."""
+
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "iterand", "train", "digits", "--device", "cpu"]
+SETTINGS = ["--set", "epochs=20"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def start(folder, *extra, **options):
+    return subprocess.Popen(
+        [*COMMAND, *SETTINGS, "--out", str(folder), *extra],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        **options,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    return out
+
+
+def wait_for(path, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The unbroken run."""
+    folder = tmp_path_factory.mktemp("whole")
+    finish(start(folder))
+    return {name: (folder / name).read_text() for name in ("metrics.jsonl", "result.json")}
+
+
+def compare(folder, whole):
+    for name, text in whole.items():
+        assert (folder / name).read_text() == text, name
+
+
+def test_sigkill_at_any_moment(tmp_path, whole):
+    moments = random.Random(0)
+    for _ in range(3):
+        process = start(tmp_path)
+        wait_for(tmp_path / "checkpoint.safetensors", process)
+        time.sleep(moments.uniform(0.0, 1.0))
+        process.kill()
+        process.communicate()
+    finish(start(tmp_path))
+    compare(tmp_path, whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, whole, number):
+    process = start(tmp_path)
+    wait_for(tmp_path / "checkpoint.safetensors", process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on" in err
+    assert "Traceback" not in err
+    finish(start(tmp_path))
+    compare(tmp_path, whole)
+
+
+def test_full_disk_while_saving_leaves_the_old_checkpoint(tmp_path, whole):
+    process = start(tmp_path)
+    wait_for(tmp_path / "checkpoint.safetensors", process)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+    limit = len(before) // 2  # room for the logs, not for a checkpoint
+    process = start(tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "cannot write the checkpoint" in err
+    assert "Traceback" not in err
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+    finish(start(tmp_path))
+    compare(tmp_path, whole)
+
+
+def test_a_damaged_checkpoint_costs_time_only(tmp_path, whole):
+    process = start(tmp_path)
+    wait_for(tmp_path / "checkpoint.safetensors", process)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    shutil.copy(tmp_path / "checkpoint.safetensors", tmp_path / "checkpoint.previous.safetensors")
+    with (tmp_path / "checkpoint.safetensors").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\xff")
+    process = start(tmp_path)
+    _, err = process.communicate(timeout=240)
+    assert process.returncode == 0
+    assert "warning:" in err
+    assert "is damaged" in err
+    compare(tmp_path, whole)

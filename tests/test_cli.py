@@ -1,0 +1,118 @@
+"""The command line in this process: what it prints, where, and with which exit code."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from iterand.cli import main as command
+from iterand.cli.console import size
+
+TINY = ["--set", "epochs=1", "--set", "batch_size=300"]
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys, tmp_path):
+    """Run the command in an empty folder; gives exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("warnings.showwarning", None)  # main() replaces it; this puts it back
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["iterand", *map(str, arguments)])
+        try:
+            command.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        captured = capsys.readouterr()
+        return code or 0, captured.out, captured.err
+
+    return call
+
+
+def test_train_evaluate_and_go_on(cli, tmp_path):
+    code, out, err = cli("train", *TINY, "--out", "run", "--json")
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    assert result["run"] == "run"
+    assert (tmp_path / "run" / "model.ticket").stat().st_size == result["ticket_bytes"]
+    for path in ("run", "run/model.ticket"):
+        code, out, _ = cli("evaluate", path, "--json")
+        assert code == 0
+        assert json.loads(out)["test_accuracy"] == result["test_accuracy"]
+    code, out, _ = cli("evaluate", "run")
+    assert f"{result['test_accuracy']:.2f} %" in out
+    code, out, _ = cli("train", *TINY, "--out", "run")
+    assert code == 0
+    assert "none ever trained" in out
+    assert "beside" in out
+
+
+def test_default_folder(cli, tmp_path):
+    code, out, _ = cli("train", *TINY, "--json")
+    assert code == 0
+    assert json.loads(out)["run"].startswith("runs" + os.sep + "digits-")
+    assert (tmp_path / json.loads(out)["run"] / "recipe.toml").exists()
+
+
+def test_recipes(cli):
+    assert "digits" in cli("recipes")[1]
+    code, out, _ = cli("recipes", "digits")
+    assert code == 0
+    assert "[method]" in out
+    assert json.loads(cli("recipes", "digits", "--set", "rate=0.5", "--json")[1])["method"]["rate"] == 0.5
+
+
+def test_reproduce(cli):
+    code, out, _ = cli("reproduce")
+    assert code == 0
+    assert "digits" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["train", "digit"], 1, "unknown recipe 'digit'; did you mean 'digits'?"),
+        (["train", "none.toml"], 1, "cannot read the recipe none.toml"),
+        (["train", "--set", "perod=1"], 1, "recipe has no key 'perod'; did you mean 'method.period'?"),
+        (["train", "--set", "sparsity=1.5"], 1, "method.sparsity is 1.5; it must be at least 0 and at most 1"),
+        (["train", "--set", "rate=-1"], 1, "method.rate is -1.0; it must be"),
+        (["train", "--set", "period=0"], 1, "method.period is 0; it must be at least 1"),
+        (["train", "--set", "sparsity=1.0"], 1, "sparsity 1 leaves none of the 36 weights"),
+        (["train", "--set", "weight_distribution=KU"], 1, "unknown distribution 'KU'"),
+        (["train", "--set", "network.name=convv6"], 1, "did you mean 'conv6'?"),
+        (["train", "--set", "data.name=mnist"], 1, "unknown data set 'mnist'"),
+        (["train", "--device", "tpu"], 1, "device is 'tpu'; it must be auto, cpu, cuda or cuda:N"),
+        (["train", "--device", "cuda:99"], 1, "device is 'cuda:99', but torch sees"),
+        (["train", "--out", "file/run"], 1, "cannot write to the run folder file/run"),
+        (["evaluate", "nowhere"], 1, "there is no run folder or ticket 'nowhere'"),
+        (["evaluate", "."], 1, "is not a run folder"),
+        (["evaluate", "file"], 1, "file"),
+        (["reproduce", "digts"], 1, "unknown experiment 'digts'; did you mean 'digits'?"),
+        (["train", "--foo"], 2, "No such option"),
+        (["nonsense"], 2, "No such command"),
+        (["reproduce", "digits", "--seeds", "0"], 2, "--seeds"),
+    ],
+)
+def test_bad_input_gets_one_sentence(cli, tmp_path, arguments, code, sentence):
+    (tmp_path / "file").write_text("not a folder")
+    found, out, err = cli(*arguments)
+    assert found == code
+    assert out == ""
+    assert sentence in err
+    assert "Traceback" not in err
+    if code == 1:
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+
+
+def test_version_and_help(cli):
+    assert cli("--version")[1].startswith("iterand 0.")
+    assert "reproduce" in cli("--help")[1]
+
+
+@pytest.mark.parametrize(("count", "text"), [(999, "999 B"), (1500, "1.5 kB"), (44_700_000, "44.70 MB")])
+def test_sizes_for_people(count, text):
+    assert size(count) == text

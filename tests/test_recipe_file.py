@@ -1,0 +1,141 @@
+import dataclasses
+import json
+import math
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iterand.errors import RecipeError
+from iterand.experiments.library import find_recipe, recipe_names
+from iterand.training import recipe_file
+from iterand.training.recipe import METHODS, MethodRecipe, Recipe, TrainingRecipe, recipe_keys
+
+names = st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)
+methods = st.builds(
+    MethodRecipe,
+    name=st.sampled_from(METHODS),
+    sparsity=st.floats(0, 1),
+    rate=st.floats(0, 1),
+    period=st.integers(1, 10**9),
+    weight_distribution=st.sampled_from(["kaiming_uniform", "signed_constant"]),
+)
+recipes = st.builds(
+    Recipe,
+    name=names,
+    description=names,
+    seed=st.integers(0, 2**63 - 1),
+    method=methods,
+    training=st.builds(TrainingRecipe, epochs=st.integers(1, 1000), channels_last=st.booleans()),
+)
+
+
+@given(recipes)
+def test_toml_and_back_is_the_same_recipe(recipe):
+    assert recipe_file.from_toml(recipe_file.to_toml(recipe), "test") == recipe
+
+
+@given(recipes)
+def test_digest_depends_on_settings_alone(recipe):
+    renamed = dataclasses.replace(recipe, name="other", description="other")
+    reseeded = dataclasses.replace(recipe, seed=(recipe.seed + 1) % 2**63)
+    assert recipe_file.digest(renamed) == recipe_file.digest(recipe) != recipe_file.digest(reseeded)
+
+
+def test_every_key_stands_in_the_toml():
+    tables = tomllib.loads(recipe_file.to_toml(Recipe()))
+    found = {f"{table}.{key}" for table, part in tables.items() if isinstance(part, dict) for key in part}
+    assert found | {"name", "description", "seed"} == set(recipe_keys())
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[method]\nperod = 3", "recipe has no key 'method.perod'; did you mean 'method.period'?"),
+        ("[metod]\nperiod = 3", "recipe has no key 'metod'; did you mean 'method'?"),
+        ("[method]\nperiod = 0", "method.period is 0; it must be at least 1"),
+        ("[method]\nperiod = 2.5", "method.period is 2.5; it must be a whole number"),
+        ("[method]\nperiod = true", "method.period is True; it must be a whole number"),
+        ("[method]\nrate = -1", "method.rate is -1.0; it must be at least 0 and at most 1"),
+        ("[method]\nsparsity = 1.5", "method.sparsity is 1.5; it must be at least 0 and at most 1"),
+        ("[method]\nsparsity = nan", "method.sparsity is nan; it must be at least 0 and at most 1"),
+        ("[method]\nsparsity = 'much'", "method.sparsity is 'much'; it must be a number"),
+        ("[method]\nname = 'iterant'", "one of sgd, edge_popup, iterand; did you mean 'iterand'?"),
+        ("[method]\nweight_distribution = 'KU'", "unknown distribution 'KU'; there are kaiming_normal"),
+        (
+            "[learning_rate]\nmilestones = [1.5]",
+            "learning_rate.milestones is [1.5]; it must be a list of whole numbers",
+        ),
+        ("[learning_rate]\nschedule = 'warmup_cosine'", "take 10 epochs, training.epochs is 10"),
+        ("[training]\nchannels_last = 1", "training.channels_last is 1; it must be true or false"),
+        ("[method", "is not valid TOML"),
+        ("method = 3", "recipe key 'method' is a table; its keys are method.name, method.sparsity"),
+    ],
+)
+def test_mistakes_get_a_sentence(text, sentence):
+    with pytest.raises(RecipeError) as caught:
+        recipe_file.from_toml(text, "mine.toml")
+    assert sentence in str(caught.value)
+    assert str(caught.value).startswith("mine.toml")
+
+
+def test_override_by_full_and_by_short_key():
+    recipe = recipe_file.override(Recipe(), ["method.rate=0.25", "epochs=7", "weight_distribution=signed_constant"])
+    assert (recipe.method.rate, recipe.training.epochs) == (0.25, 7)
+    assert recipe.method.weight_distribution == "signed_constant"
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("rate", "has no '='"),
+        ("perod=3", "did you mean 'method.period'?"),
+        ("training.final=3", "recipe has no key 'training.final'"),
+        ("factor=0.1", None),
+    ],
+)
+def test_override_mistakes(setting, sentence):
+    if sentence is None:
+        assert recipe_file.override(Recipe(), [setting]).learning_rate.factor == 0.1
+    else:
+        with pytest.raises(RecipeError, match=sentence.replace("?", r"\?")):
+            recipe_file.override(Recipe(), [setting])
+
+
+def test_ambiguous_short_key_is_refused():
+    with pytest.raises(RecipeError, match=r"learning_rate\.schedule"):
+        recipe_file.override(Recipe(), ["schdule=cosine"])
+    assert recipe_file.override(Recipe(), ["name=mine"]).name == "mine"  # the recipe's own name comes first
+
+
+def test_difference_names_both_values():
+    assert recipe_file.difference(Recipe(), recipe_file.override(Recipe(), ["rate=0.5"])) == [
+        "method.rate is 0.5 here and 0.1 there"
+    ]
+
+
+def test_own_recipe_by_path(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\nseed = 4\n')
+    assert find_recipe(str(path)) == Recipe(name="mine", seed=4)
+    with pytest.raises(RecipeError, match="cannot read the recipe"):
+        find_recipe(str(tmp_path / "none.toml"))
+
+
+def test_unknown_recipe_gets_a_suggestion():
+    with pytest.raises(RecipeError, match="did you mean 'digits'"):
+        find_recipe("digit")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipes_of_the_package_are_valid_and_described(name):
+    recipe = find_recipe(name)
+    assert recipe.name == name
+    assert recipe.description
+
+
+def test_recipe_survives_json():
+    recipe = Recipe()
+    assert recipe_file.from_dict(json.loads(json.dumps(recipe_file.as_dict(recipe)))) == recipe
+    assert math.isfinite(recipe.learning_rate.final)

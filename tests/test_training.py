@@ -1,0 +1,192 @@
+import json
+
+import pytest
+import torch
+
+import iterand
+from iterand.data import load_data
+from iterand.errors import CheckpointError, IterandError
+from iterand.experiments.running import _session, evaluate_run, run
+from iterand.training import checkpoint, loop, recipe_file
+from iterand.training.folder import RunFolder, default_path
+from iterand.training.methods import prepare
+from iterand.training.recipe import Recipe
+
+CPU = torch.device("cpu")
+
+
+def small(*settings):
+    base = ["epochs=2", "width_factor=0.25", "batch_size=300", "period=2", "learning_rate.initial=0.5"]
+    return recipe_file.override(Recipe(name="small"), [*base, *settings])
+
+
+VARIANTS = {
+    "sgd": ["method.name=sgd", "learning_rate.initial=0.02"],
+    "edge-popup": ["method.name=edge_popup"],
+    "iterand": ["rate=0.5"],
+    "signed constant": ["weight_distribution=signed_constant", "rate=1.0"],
+    "global, scheduled": ["ranking=global", "floor=0.01", "sparsity_schedule=cubic", "sparsity=0.9"],
+    "magnitude, erk": ["rank_by=magnitude", "allocation=erk"],
+    "bfloat16, channels last": ["precision=bfloat16", "channels_last=true"],
+    "all of the data": ["drop_last=false"],
+}
+
+
+class StopAfter:
+    """An observer that ends the run after so many steps, as a crash would."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def step(self, session):
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("crash")
+
+    def epoch(self, session, metrics):
+        pass
+
+
+def outcome(folder):
+    return (folder / "metrics.jsonl").read_text(), json.loads((folder / "result.json").read_text())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_broken_run_ends_like_an_unbroken_one(tmp_path, monkeypatch, variant):
+    recipe = small(*VARIANTS[variant])
+    run(recipe, RunFolder(tmp_path / "whole"), device=CPU)
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)  # a checkpoint after every step
+    for steps in (1, 2, 3):
+        with pytest.raises(RuntimeError, match="crash"):
+            run(recipe, RunFolder(tmp_path / "broken"), device=CPU, observer=StopAfter(steps))
+    run(recipe, RunFolder(tmp_path / "broken"), device=CPU)
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "whole")
+
+
+def test_metrics_are_a_line_an_epoch_and_the_folder_is_complete(tmp_path):
+    recipe = small()
+    folder = RunFolder(tmp_path / "run")
+    result = run(recipe, folder, device=CPU)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2]
+    assert [line["learning_rate"] for line in lines] == pytest.approx([0.5, 0.25])
+    assert folder.recipe() == recipe
+    assert result["kept"] == sum(n - round(0.5 * n) for n in (4 * 9, 4 * 4 * 9, 8 * 4 * 9, 8 * 8 * 9, 10 * 32))
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {
+        "recipe.toml", "metrics.jsonl", "environment.json", "checkpoint.safetensors", "tensorboard", "model.ticket",
+        "result.json",
+    }  # fmt: skip
+    assert list((tmp_path / "run" / "tensorboard").glob("events*"))
+
+
+def test_a_complete_run_is_not_done_again(tmp_path):
+    recipe, folder = small(), RunFolder(tmp_path)
+    first = run(recipe, folder, device=CPU)
+    assert run(recipe, folder, device=CPU, observer=StopAfter(1)) == first  # not a single step
+    with pytest.raises(RuntimeError, match="crash"):
+        run(recipe, folder, device=CPU, observer=StopAfter(1), fresh=True)
+    assert folder.result() is None
+
+
+def test_another_recipe_in_the_folder_is_refused_with_the_difference(tmp_path):
+    run(small(), RunFolder(tmp_path), device=CPU)
+    with pytest.raises(IterandError, match=r"method.rate is 0.3 here and 0.1 there; .*--fresh"):
+        run(small("rate=0.3"), RunFolder(tmp_path), device=CPU)
+
+
+def test_a_checkpoint_of_other_settings_is_refused_with_the_difference(tmp_path):
+    run(small(), RunFolder(tmp_path), device=CPU)
+    other = small("period=9")
+    session = _session(other, load_data("digits", CPU), CPU)
+    with pytest.raises(CheckpointError, match=r"method\.period is 9 here and 2 there"):
+        session.restore(checkpoint.read(tmp_path))
+
+
+def test_two_runs_in_one_folder_are_refused(tmp_path):
+    folder = RunFolder(tmp_path)
+    with (
+        folder.opened(small(), {}),
+        pytest.raises(IterandError, match="another process"),
+        RunFolder(tmp_path).opened(small(), {}),
+    ):
+        raise AssertionError("opened twice")
+
+
+def test_checkpoints_hold_no_masked_weights(tmp_path):
+    run(small(), RunFolder(tmp_path), device=CPU)
+    names = checkpoint.read(tmp_path).tensors
+    assert not [name for name in names if name.endswith("original")]
+    assert [name for name in names if name.endswith("score")]
+
+
+def test_methods_differ_in_what_they_do(tmp_path):
+    data = load_data("digits", CPU)
+
+    def prepared(method):
+        recipe = small(f"method.name={method}")
+        session = _session(recipe, data, CPU)
+        return session.model, [type(stepper).__name__ for stepper in session.steppers], session.parameters
+
+    model, steppers, parameters = prepared("sgd")
+    assert (steppers, len(parameters)) == ([], len(list(model.parameters())))
+    model, steppers, parameters = prepared("edge_popup")
+    assert steppers == []
+    assert all(a is b for a, b in zip(parameters, iterand.scores(model)))
+    assert prepared("iterand")[1] == ["IterativeRandomization"]
+    scheduled = prepare(torch.nn.Linear(4, 4), small("sparsity_schedule=linear"), 10)
+    assert [type(stepper).__name__ for stepper in scheduled.steppers] == ["IterativeRandomization", "SparsitySchedule"]
+
+
+def test_edge_popup_is_iterand_at_rate_0(tmp_path):
+    edge_popup = run(small("method.name=edge_popup"), RunFolder(tmp_path / "a"), device=CPU)
+    at_rate_0 = run(small("rate=0"), RunFolder(tmp_path / "b"), device=CPU)
+    assert at_rate_0["test_loss"] == edge_popup["test_loss"]
+
+
+def test_a_loss_that_is_nan_stops_the_run(tmp_path):
+    with pytest.raises((IterandError, ValueError), match="NaN"):
+        run(small("method.name=sgd", "learning_rate.initial=1e30"), RunFolder(tmp_path), device=CPU)
+
+
+def test_a_batch_larger_than_the_data_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="batch_size is 5000, but there are only 1197"):
+        run(small("batch_size=5000"), RunFolder(tmp_path), device=CPU)
+
+
+def test_run_and_ticket_evaluate_alike(tmp_path):
+    result = run(small("rate=0.5"), RunFolder(tmp_path), device=CPU)
+    by_run = evaluate_run(tmp_path, device=CPU)
+    by_ticket = evaluate_run(tmp_path / "model.ticket", device=CPU)
+    assert by_run["test_loss"] == by_ticket["test_loss"] == result["test_loss"]
+    assert by_run["test_accuracy"] == by_ticket["test_accuracy"] == result["test_accuracy"]
+
+
+def test_evaluation_is_a_plain_mean():
+    data = load_data("digits", CPU)
+    recipe = small()
+    model = _session(recipe, data, CPU).model.eval()
+    batch = next(data.test.batches(torch.arange(len(data.test)), len(data.test)))
+    right = total = 0.0
+    with torch.no_grad():
+        for image, label in zip(batch.inputs[0], batch.labels):
+            logits = model(image[None])[0].double()
+            right += int(logits.argmax()) == int(label)
+            total += float(logits.logsumexp(0) - logits[label])
+    measured = loop.evaluate(model, data.test, recipe)
+    assert measured["accuracy"] == pytest.approx(100 * right / 400)
+    assert measured["loss"] == pytest.approx(total / 400, rel=1e-5)
+
+
+def test_default_folder_comes_from_the_settings(tmp_path):
+    assert default_path(small(), tmp_path) == default_path(small("name=small"), tmp_path)
+    assert default_path(small(), tmp_path) != default_path(small("rate=0.3"), tmp_path)
+
+
+def test_data_order_is_a_new_permutation_each_epoch():
+    from iterand import philox
+
+    key = philox.key(0, "data order")
+    first, second = (philox.permutation(1197, key, epoch).tolist() for epoch in (0, 1))
+    assert sorted(first) == sorted(second) == list(range(1197))
+    assert first != second
+    assert first == philox.permutation(1197, key, 0).tolist()
