@@ -1,0 +1,109 @@
+"""torch.compile: the same numbers as without it, and masks that are found anew in every call."""
+
+import copy
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+import iterand
+from pruned import INPUTS, network, plain_output, shake
+
+# torch warns of itself while it traces and compiles: an autograd.Function is instantiated to be looked at, the gradient
+# of a tensor that is no leaf is asked for, and inductor still uses torch.jit.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated:DeprecationWarning"),
+]
+
+inductor = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="torch's inductor needs a C++ compiler"
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def test_every_kind_of_model(example):
+    model = iterand.prune_(example.build(), 0.6)
+    compiled = torch.compile(model, backend="aot_eager")
+    for _ in range(2):
+        gradients = torch.autograd.grad(example.loss(compiled), iterand.scores(model))
+        expected = torch.autograd.grad(example.loss(model), iterand.scores(model))
+        torch.testing.assert_close(gradients, expected)
+        shake(model)
+        iterand.randomize_(model, 0.5)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"ranking": "global"}, {"ranking": "global", "floor": 0.1}], ids=["layer", "global", "floor"]
+)
+def test_nothing_is_baked_in(options):
+    """Scores, weights, the sparsity and the training mode change; one compiled model follows them all."""
+    model = network(**options)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(INPUTS), plain_output(model))
+    shake(model)
+    torch.testing.assert_close(compiled(INPUTS), plain_output(model))
+    iterand.randomize_(model)
+    torch.testing.assert_close(compiled(INPUTS), plain_output(model))
+    schedule = iterand.SparsitySchedule(model, "linear", steps=2)
+    torch.testing.assert_close(compiled(INPUTS), iterand.fold_(copy.deepcopy(model))(INPUTS))
+    schedule.step()
+    schedule.step()
+    torch.testing.assert_close(compiled(INPUTS), plain_output(model))
+    other = network(**options, seed=5)
+    model.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(INPUTS), plain_output(other))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=inductor)])
+def test_training_is_the_same(backend):
+    model = network(ranking="global")
+    twin = copy.deepcopy(model)
+    compiled = torch.compile(model, backend=backend)
+    for pruned, forward in ((model, compiled), (twin, twin)):
+        optimizer = torch.optim.SGD(iterand.scores(pruned), lr=1.0, momentum=0.9)
+        randomizer = iterand.IterativeRandomization(pruned, period=2, rate=0.5)
+        for _ in range(4):
+            optimizer.zero_grad()
+            forward(INPUTS).square().sum().backward()
+            optimizer.step()
+            randomizer.step()
+    for a, b in zip(iterand.masked_layers(model).values(), iterand.masked_layers(twin).values()):
+        torch.testing.assert_close(a.score, b.score)
+        assert torch.equal(a.draw, b.draw)
+
+
+def test_folding_a_compiled_model():
+    model = network(ranking="global")
+    compiled = torch.compile(model, backend="aot_eager")
+    expected = compiled(INPUTS)
+    iterand.fold_(compiled)
+    assert type(model[0]) is nn.Linear
+    torch.testing.assert_close(compiled(INPUTS), expected)
+
+
+def test_compiling_in_place():
+    model = network(ranking="global")
+    model.compile(backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(model(INPUTS), plain_output(model))
+        shake(model)
+
+
+def test_autocast_inside_a_compiled_model():
+    model = network()
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(compiled(INPUTS), model(INPUTS))
+    shake(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(compiled(INPUTS), model(INPUTS))

@@ -1,0 +1,199 @@
+"""A pruned model under what torch does with models: copies, states, precisions, functional calls."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import iterand
+from pruned import GENERATOR, INPUTS, RANKINGS, network, plain_masks, plain_output, score_gradients, shake
+
+# --- Copies, states, precisions -------------------------------------------------------------------------------------
+
+
+@RANKINGS
+def test_folding_a_copy_leaves_the_original_alone(example, options):
+    model = iterand.prune_(example.build(), 0.6, **options).eval()
+    keys, types = list(model.state_dict()), [type(module) for module in model.modules()]
+    expected = model(example.images)
+    twin = copy.deepcopy(model)
+    folded = iterand.fold_(copy.deepcopy(model))
+    assert torch.equal(folded(example.images), expected)
+    assert torch.equal(model(example.images), expected)
+    assert list(model.state_dict()) == keys
+    assert [type(module) for module in model.modules()] == types
+    shake(model)
+    assert torch.equal(twin(example.images), expected)  # a copy has scores of its own
+    assert not torch.equal(model(example.images), expected)
+    iterand.fold_(model)
+    assert torch.equal(twin(example.images), expected)
+
+
+@RANKINGS
+def test_a_state_round_trip_also_over_another_seed(example, options):
+    model = iterand.prune_(example.build(), 0.6, seed=1, weights="signed_constant", **options).eval()
+    shake(model)
+    iterand.randomize_(model, 0.5)
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    other = iterand.prune_(example.build(), 0.2, seed=2, weights="uniform", **options).eval()
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    assert torch.equal(other(example.images), model(example.images))
+    for pruned in (model, other):  # the round number and the seed came along: the next round is the same
+        iterand.randomize_(pruned, 0.5)
+    for a, b in zip(iterand.masked_layers(model).values(), iterand.masked_layers(other).values()):
+        assert torch.equal(a.weight, b.weight)
+        assert torch.equal(a.weight, b.parametrization.weight())
+        assert torch.equal(a.draw, b.draw)
+
+
+def test_a_state_of_another_ranking_is_refused():
+    with pytest.raises(ValueError, match=r"'0\.weight' is ranked per layer, the state per global"):
+        network().load_state_dict(network(ranking="global").state_dict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_scores_and_cuts_stay_float32(dtype):
+    model = network()
+    masks, scores = plain_masks(model), [score.detach().clone() for score in iterand.scores(model)]
+    identity = [id(score) for score in iterand.scores(model)]
+    score_gradients(model)
+    model.to(dtype)
+    assert model(INPUTS.to(dtype)).dtype == dtype
+    for score, before in zip(iterand.scores(model), scores):
+        assert score.dtype == score.grad.dtype == torch.float32
+        assert torch.equal(score, before)
+    assert [id(score) for score in iterand.scores(model)] == identity  # an optimizer still holds them
+    assert plain_masks(model) == masks
+    assert all(gradient.dtype == torch.float32 for gradient in score_gradients(model, INPUTS.to(dtype)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_a_model_of_another_precision_holds_the_rounded_weights(dtype):
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)).to(dtype)
+    iterand.prune_(model, 0.6)
+    iterand.randomize_(model)
+    for layer in iterand.masked_layers(model).values():
+        assert layer.weight.dtype == dtype
+        assert torch.equal(layer.weight, layer.parametrization.weight().to(dtype))
+        assert layer.score.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_changes_the_weights_only(dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        model = network()
+        score_gradients(model, INPUTS.to(dtype))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for layer, expected in zip(iterand.masked_layers(model).values(), iterand.masked_layers(network()).values()):
+        assert layer.weight.dtype == dtype
+        assert torch.equal(layer.score, expected.score)
+        assert torch.equal(layer.weight, expected.weight.to(dtype))
+
+
+def test_channels_last(cnn):
+    model = iterand.prune_(cnn.build(), 0.6).eval()
+    twin = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    assert iterand.masked_layers(twin)["convolution.weight"].weight.is_contiguous(memory_format=torch.channels_last)
+    images = cnn.images.to(memory_format=torch.channels_last)
+    for _ in range(2):
+        for a, b in zip(iterand.masked_layers(model).values(), iterand.masked_layers(twin).values()):
+            assert torch.equal(a.mask, b.mask)
+            assert torch.equal(a.weight, b.weight)
+            assert torch.equal(a.draw, b.draw)
+        torch.testing.assert_close(model(cnn.images), twin(images))
+        for pruned in (model, twin):
+            iterand.randomize_(pruned, 0.5)
+
+
+def test_autocast():
+    model = network()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(INPUTS)
+        expected = iterand.fold_(copy.deepcopy(model))(INPUTS)
+    assert output.dtype == torch.bfloat16
+    assert torch.equal(output, expected)
+    output.float().square().sum().backward()
+    assert all(score.grad.dtype == torch.float32 and score.grad.any() for score in iterand.scores(model))
+
+
+def test_autocast_caches_no_mask():
+    model = network()
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        model(INPUTS)
+        shake(model)
+        assert torch.equal(model(INPUTS), iterand.fold_(copy.deepcopy(model))(INPUTS))
+
+
+def test_eval_and_inference_mode(example):
+    model = iterand.prune_(example.build(), 0.6).eval()
+    expected = model(example.images)
+    assert torch.equal(model.train().eval()(example.images), expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(example.images), expected)
+        shake(model)
+        torch.testing.assert_close(model(example.images), iterand.fold_(copy.deepcopy(model))(example.images))
+
+
+def test_an_averaged_model(mlp):
+    model = iterand.prune_(mlp.build(), 0.6, ranking="global")
+    average = torch.optim.swa_utils.AveragedModel(model)
+    average.update_parameters(model)
+    assert torch.equal(average(mlp.images), model(mlp.images))
+    assert len(iterand.scores(average)) == 2
+
+
+def test_a_model_without_storage():
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    iterand.prune_(model, 0.6)
+    assert model(INPUTS.to("meta")).shape == (5, 4)
+    real = network(seed=4)
+    model.to_empty(device="cpu").load_state_dict(real.state_dict())
+    assert torch.equal(model(INPUTS), real(INPUTS))
+
+
+# --- Transformations ------------------------------------------------------------------------------------------------
+
+
+@RANKINGS
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing(options, use_reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return checkpoint(self.body, inputs, use_reentrant=use_reentrant)
+
+    model = iterand.prune_(Checkpointed(), 0.6, **options)
+    inputs = INPUTS.clone().requires_grad_()
+    expected = score_gradients(model.body, inputs)
+    assert all(torch.equal(a, b) for a, b in zip(score_gradients(model, inputs), expected))
+
+
+@RANKINGS
+def test_functional_call_and_its_gradient(options):
+    model = network(**options)
+    trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    others = {name: torch.randn(value.shape, generator=GENERATOR) for name, value in trained.items()}
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, parameters, (INPUTS,)).square().sum()
+
+    before = model(INPUTS)
+    gradients = torch.func.grad(loss)(others)
+    value = loss(others)
+    assert torch.equal(model(INPUTS), before)
+    for name, score in trained.items():
+        score.data.copy_(others[name])
+    assert torch.equal(value, plain_output(model).square().sum())
+    for name, expected in zip(trained, score_gradients(model)):
+        torch.testing.assert_close(gradients[name], expected)
