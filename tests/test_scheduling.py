@@ -1,0 +1,125 @@
+"""The sparsity over time, as a stepper."""
+
+import pytest
+import torch
+from torch import nn
+
+import iterand
+
+
+def pruned(sparsity: object = 0.8, **options: object) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10))
+    return iterand.prune_(model, sparsity, **options)
+
+
+def kept(model: nn.Module) -> list[int]:
+    return [int(layer.mask.sum()) for layer in iterand.masked_layers(model).values()]
+
+
+def walk(schedule: iterand.SparsitySchedule, steps: int) -> list[int]:
+    """The number of weights kept of the first layer, at first and after each step."""
+    counts = [kept(schedule.model)[0]]
+    for _ in range(steps):
+        schedule.step()
+        counts.append(kept(schedule.model)[0])
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "expected"),
+    [
+        ("linear", 0.0, [100, 80, 60, 40, 20, 20, 20]),
+        ("linear", 0.4, [60, 50, 40, 30, 20, 20, 20]),
+        # p = .8 · (1 − (1 − t)³): .4625, .7, .7875 → 46, 70, 79 of 100 pruned.
+        ("cubic", 0.0, [100, 54, 30, 21, 20, 20, 20]),
+        ("constant", 0.0, [20, 20, 20, 20, 20, 20, 20]),
+        ("linear", 0.9, [20, 20, 20, 20, 20, 20, 20]),
+    ],
+)
+def test_the_sparsity_rises_to_its_final_value(name, start, expected):
+    assert walk(iterand.SparsitySchedule(pruned(), name, steps=4, start=start), 6) == expected
+
+
+def test_together_the_count_is_exact_at_every_step():
+    model = pruned(ranking="global")
+    schedule = iterand.SparsitySchedule(model, "linear", steps=4)
+    totals = [sum(kept(model))]
+    for _ in range(5):
+        schedule.step()
+        totals.append(sum(kept(model)))
+    assert totals == [200, 160, 120, 80, 40, 40]
+
+
+def test_each_layer_stops_at_its_own_sparsity():
+    model = pruned({"0": 0.3, "1": 0.9})
+    schedule = iterand.SparsitySchedule(model, "linear", steps=3)
+    counts = [kept(model)]
+    for _ in range(3):
+        schedule.step()
+        counts.append(kept(model))
+    assert counts == [[100, 100], [70, 70], [70, 40], [70, 10]]
+
+
+def test_parts_with_rankings_of_their_own():
+    model = nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10))
+    iterand.prune_(model[0], 0.5, ranking="global")
+    iterand.prune_(model[1], 0.9, ranking="global")
+    schedule = iterand.SparsitySchedule(model, "linear", steps=3)
+    for _ in range(3):
+        schedule.step()
+    assert kept(model) == [50, 10]
+
+
+def test_dense_layers_stay_dense():
+    model = pruned(0.8, overrides={"0": "dense"})
+    schedule = iterand.SparsitySchedule(model, "linear", steps=2)
+    schedule.step()
+    assert kept(model) == [100, 60]
+
+
+def test_the_mask_of_a_step_is_the_mask_of_that_sparsity():
+    model = pruned()
+    schedule = iterand.SparsitySchedule(model, "linear", steps=4)
+    schedule.step()
+    layer = iterand.masked_layers(model)["0.weight"]
+    assert torch.equal(layer.mask, iterand.calculate_mask(layer.score, 0.2))
+
+
+@pytest.mark.parametrize("ranking", ["layer", "global"])
+def test_a_state_goes_on_where_it_stopped(ranking):
+    first, second = pruned(ranking=ranking), pruned(ranking=ranking)
+    schedule = iterand.SparsitySchedule(first, "cubic", steps=5)
+    walk(schedule, 2)
+    resumed = iterand.SparsitySchedule(second, "cubic", steps=5)
+    resumed.load_state_dict(schedule.state_dict())
+    assert kept(second) == kept(first)
+    assert walk(resumed, 4) == walk(schedule, 4)
+
+
+def test_the_models_state_holds_the_present_sparsity():
+    first, second = pruned(), pruned()
+    walk(iterand.SparsitySchedule(first, "linear", steps=4), 1)
+    second.load_state_dict(first.state_dict())
+    assert kept(second) == kept(first) == [80, 80]
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, True, "3"])
+def test_a_bad_number_of_steps_is_refused(steps):
+    with pytest.raises(ValueError, match=f"steps is {steps!r}; it is a number of iterations, at least 1"):
+        iterand.SparsitySchedule(pruned(), steps=steps)
+
+
+def test_other_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="schedule is 'fast'"):
+        iterand.SparsitySchedule(pruned(), "fast", steps=3)
+    with pytest.raises(ValueError, match=r"start is 1\.2"):
+        iterand.SparsitySchedule(pruned(), steps=3, start=1.2)
+    with pytest.raises(ValueError, match="no masked layer"):
+        iterand.SparsitySchedule(nn.Linear(3, 3), steps=3)
+
+
+def test_a_refused_schedule_changes_nothing():
+    model = pruned()
+    with pytest.raises(ValueError, match="start is"):
+        iterand.SparsitySchedule(model, steps=3, start=-1)
+    assert kept(model) == [20, 20]
