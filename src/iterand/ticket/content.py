@@ -1,0 +1,78 @@
+"""What must be kept of a network: the tensors of the ordinary model that a masked one stands for, by name."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from iterand import freezing
+from iterand.masking import MaskedLayer, require_masked_layers, unwrap
+
+
+@dataclass(frozen=True)
+class Content:
+    """The state dict of the ordinary model, apart: masked tensors, all others, and second names of tied ones."""
+
+    layers: dict[str, MaskedLayer]
+    tensors: dict[str, Tensor]
+    aliases: dict[str, str]
+    """Second name → the name among ``layers`` or ``tensors``."""
+
+
+def content(model: nn.Module) -> Content:
+    """What a masked model holds, under the names it would have once folded; the model is left as it is."""
+    root = unwrap(model)
+    layers = require_masked_layers(root)
+    paths = defaultdict(list)
+    for path, module in root.named_modules(remove_duplicate=False):
+        paths[id(module)].append(f"{path}." if path else "")
+
+    aliases: dict[str, str] = {}
+    masked: list[str] = []
+    for name, layer in layers.items():
+        for module, attribute in layer.owners:
+            for path in paths[id(module)]:
+                masked.append(f"{path}parametrizations.{attribute}.")
+                if path + attribute != name:
+                    aliases[path + attribute] = name
+
+    state = {name: value for name, value in root.state_dict().items() if not name.startswith(tuple(masked))}
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"{name!r} in the model's state is a {type(value).__name__}; a ticket holds tensors only, so let "
+                "get_extra_state return one"
+            )
+    for module in root.modules():
+        for attribute, value in _dropped(root, module).items():
+            for path in paths[id(module)]:
+                state[path + attribute] = value
+
+    tensors: dict[str, Tensor] = {}
+    first: dict[tuple[object, ...], str] = {}
+    for name, value in state.items():
+        described = first.setdefault(_identity(value), name) if value.numel() else name
+        if described == name:
+            tensors[name] = value.detach().to("cpu").contiguous()
+        else:
+            aliases[name] = described
+    return Content(layers, tensors, aliases)
+
+
+def _dropped(root: nn.Module, module: nn.Module) -> dict[str, Tensor]:
+    """The affine part that freezing took out of a batch norm, as folding will put it back: one and zero."""
+    if not isinstance(module, _NormBase):
+        return {}
+    like = module.running_mean if module.running_mean is not None else next(root.parameters())
+    return {
+        attribute: torch.full((module.num_features,), 1.0 if attribute == "weight" else 0.0, dtype=like.dtype)
+        for attribute in getattr(module, freezing._DROPPED, ())
+    }
+
+
+def _identity(value: Tensor) -> tuple[object, ...]:
+    """What two names of one tied tensor have in common."""
+    where = value.device, value.untyped_storage().data_ptr(), value.storage_offset()
+    return *where, value.shape, value.stride(), value.dtype

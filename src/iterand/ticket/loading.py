@@ -1,0 +1,90 @@
+"""From a ticket to an ordinary module (``load_ticket``)."""
+
+import os
+from typing import Any, TypeVar, cast, overload
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from iterand.errors import TicketError
+from iterand.masking import masked_layers, unwrap
+from iterand.networks import build_network
+from iterand.ticket.reading import Ticket, read_ticket
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@overload
+def load_ticket(path: str | os.PathLike[str], model: Model) -> Model: ...
+
+
+@overload
+def load_ticket(path: str | os.PathLike[str], model: None = None) -> nn.Module: ...
+
+
+def load_ticket(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
+    """The network of a ticket as an ordinary module: its outputs are those of the masked model, bit for bit.
+
+    Args:
+        path: A file that ``save_ticket`` wrote.
+        model: A module as it was before ``prune_``; its tensors are overwritten, and it is returned. Without one, the
+            network is built from the recipe inside, and returned in ``eval()``.
+    """
+    ticket = read_ticket(path)
+    try:
+        if model is None:
+            network = _built(ticket)
+            network.load_state_dict(ticket.state_dict(), assign=True)
+            return network.eval()
+        root = unwrap(model)
+        if masked_layers(root):
+            raise ValueError(
+                "the model is masked; load_ticket fills ordinary ones (to go on searching: Ticket.resume_)"
+            )
+        check_fits(ticket, root)
+        root.load_state_dict(ticket.state_dict())
+    except TicketError as error:
+        raise TicketError(f"ticket {str(path)!r}: {error}") from None
+    return model
+
+
+def check_fits(ticket: Ticket, model: nn.Module) -> None:
+    """Refuse a model whose tensors have other names, shapes or types than the ticket's."""
+    expected = ticket.shapes()
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    kind = type(model).__name__
+    for name, (dtype, shape) in expected.items():
+        if name not in state:
+            raise TicketError(f"it holds {name!r}, which {kind} does not have; is it a ticket of another model?")
+        if tuple(state[name].shape) != shape:
+            raise TicketError(f"{name!r} has shape {list(shape)} in it and {list(state[name].shape)} in {kind}")
+        if state[name].dtype != dtype:
+            raise TicketError(f"{name!r} is {dtype} in it and {state[name].dtype} in {kind}; convert the model first")
+    for name in state:
+        if name not in expected:
+            raise TicketError(f"{kind} has {name!r}, which it does not hold; is it a ticket of another model?")
+
+
+def _built(ticket: Ticket) -> nn.Module:
+    """The network of the recipe, laid out without memory."""
+    options = (ticket.recipe or {}).get("network")
+    if not isinstance(options, dict) or not isinstance(options.get("name"), str):
+        raise TicketError("it has no recipe of a network inside; give load_ticket the model")
+    try:
+        with torch.device("meta"), _OnPaper():
+            network = build_network(**cast(Any, options))
+    except Exception as error:
+        raise TicketError(f"the network of its recipe cannot be built: {error}") from None
+    check_fits(ticket, network)
+    return network
+
+
+class _OnPaper(TorchFunctionMode):
+    """No tensor gets memory, whatever device is asked for: a stranger's recipe may want a network of any size."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("meta")
+        return function(*args, **kwargs)

@@ -1,0 +1,124 @@
+"""A ticket that was opened (``read_ticket``): everything about it can be asked, nothing is decoded before it is."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from iterand.errors import TicketError
+from iterand.ticket import container
+from iterand.ticket.header import Filled, Header, from_json
+from iterand.ticket.layers import TicketLayer
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a ticket holds."""
+
+    header: Header
+    layers: dict[str, TicketLayer]
+    """The masked tensors by name: settings in ``header``, and ``mask()``, ``draws()``, ``levels()``, ``weight()``."""
+    stored: dict[str, Tensor]
+    """Other tensors, as they are stored."""
+    size: int
+    """Bytes of the file."""
+
+    @property
+    def recipe(self) -> dict[str, Any] | None:
+        """Where the network comes from."""
+        return self.header.recipe
+
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """How good it is."""
+        return self.header.metrics
+
+    def shapes(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Type and shape of every tensor of the ordinary model."""
+        header = self.header
+        shapes = {layer.name: (layer.dtype, layer.shape) for layer in header.layers}
+        shapes |= {name: (filled.dtype, filled.shape) for name, filled in header.filled.items()}
+        for name, tensor in self.stored.items():
+            shapes[name] = header.cast.get(name, container.DTYPE_NAMES[tensor.dtype]), tuple(tensor.shape)
+        shapes |= {name: shapes[described] for name, described in header.aliases.items()}
+        return {name: (container.DTYPES[dtype], shape) for name, (dtype, shape) in shapes.items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The tensors of the ordinary model; tied ones are one tensor under several names."""
+        header = self.header
+        state: dict[str, Tensor] = {}
+        digest = hashlib.sha256()
+        for name, layer in self.layers.items():
+            state[name], values = layer.weight()
+            digest.update(values.numpy().astype("<f4", copy=False).data)
+        if digest.hexdigest() != header.weights_sha256:
+            raise TicketError(
+                "the weights it gives here are not the ones that were saved; are the distributions "
+                f"{', '.join(map(repr, header.supports))} the same as there?"
+            )
+        state |= {name: _full(filled) for name, filled in header.filled.items()}
+        for name, tensor in self.stored.items():
+            state[name] = tensor.to(container.DTYPES[header.cast[name]]) if name in header.cast else tensor
+        return state | {name: state[described] for name, described in header.aliases.items()}
+
+
+def read_ticket(path: str | os.PathLike[str]) -> Ticket:
+    """Open a ticket: checksum, structure and limits are checked, streams are left as they are."""
+    try:
+        return parse(Path(path).read_bytes())
+    except TicketError as error:
+        raise TicketError(f"ticket {str(path)!r}: {error}") from None
+
+
+def parse(data: bytes) -> Ticket:
+    """The ticket with these bytes."""
+    loaded, tensors = container.unpack(data)
+    header = from_json(loaded, len(data))
+    stored = {name.removeprefix("tensor:"): tensors.pop(name) for name in list(tensors) if name.startswith("tensor:")}
+    _check_stored(header, stored)
+    layers = {
+        layer.name: TicketLayer(layer, _stream(tensors, f"mask:{layer.name}"), _stream(tensors, f"value:{layer.name}"))
+        for layer in header.layers
+    }
+    for name in tensors:
+        raise TicketError(f"it has a stream {name!r} that belongs to no layer")
+    return Ticket(header, layers, stored, len(data))
+
+
+def _check_stored(header: Header, stored: Mapping[str, Tensor]) -> None:
+    described = {layer.name for layer in header.layers} | set(header.filled)
+    for name, tensor in stored.items():
+        if name in described or name in header.aliases:
+            raise TicketError(f"it describes {name!r} twice")
+        if tensor.dtype not in container.DTYPE_NAMES:
+            raise TicketError(f"tensor {name!r} is {tensor.dtype}, which no ticket holds")
+        if tensor.dtype == torch.bool and (tensor.view(torch.uint8) > 1).any():
+            raise TicketError(f"tensor {name!r} is of truth values, but has others than 0 and 1")
+    for name, dtype in header.cast.items():
+        if name not in stored or stored[name].dtype != torch.float16 or dtype not in ("F32", "F64"):
+            raise TicketError(f"it says that {name!r} is a {dtype} stored as F16, and that is not so")
+    for name, target in header.aliases.items():
+        if target not in described and target not in stored:
+            raise TicketError(f"it says that {name!r} is tied to {target!r}, which it does not hold")
+    for name, filled in header.filled.items():
+        if filled.dtype == "BOOL" and filled.element[0] > 1:
+            raise TicketError(f"tensor {name!r} is of truth values, but has others than 0 and 1")
+
+
+def _stream(tensors: dict[str, Tensor], name: str) -> bytes:
+    stream = tensors.pop(name, None)
+    if stream is None:
+        return b""
+    if stream.dtype != torch.uint8 or stream.dim() != 1 or len(stream) == 0:
+        raise TicketError(f"{name!r} is {stream.dtype} of shape {list(stream.shape)}; a stream is a list of bytes")
+    return stream.numpy().tobytes()
+
+
+def _full(filled: Filled) -> Tensor:
+    element = torch.frombuffer(bytearray(container.native(filled.element)), dtype=container.DTYPES[filled.dtype])
+    return element.squeeze(0).expand(filled.shape).clone(memory_format=torch.contiguous_format)
