@@ -7,6 +7,7 @@ from iterand.randomization import IterativeRandomization, randomize_
 from iterand.scheduling import SparsitySchedule
 from iterand.selection import calculate_mask
 from iterand.summary import Summary, summary
+from iterand.ticket import load_ticket, read_ticket, save_ticket
 
 __version__ = "0.1.0"
 __all__ = [
@@ -19,10 +20,13 @@ __all__ = [
     "calculate_mask",
     "distribution_names",
     "fold_",
+    "load_ticket",
     "masked_layers",
     "prune_",
     "randomize_",
+    "read_ticket",
     "register_distribution",
+    "save_ticket",
     "scores",
     "summary",
 ]
