@@ -1,0 +1,47 @@
+"""Imports point one way: each part of the package stands on what is below it, and only the command line talks."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "iterand"
+GROUND = {"errors", "checks", "files"}
+CORE = (
+    "philox distributions selection sparsity parametrization targets freezing masking randomization scheduling summary"
+)
+BELOW = {part: GROUND | set(CORE.split()[:n]) for n, part in enumerate(CORE.split())}
+BELOW |= dict.fromkeys(GROUND, GROUND) | {"networks": GROUND, "data": GROUND}
+BELOW["ticket"] = GROUND | set(CORE.split()) | {"networks"}
+BELOW["__init__"] = BELOW["ticket"] | {"ticket"}
+BELOW["training"] = BELOW["theory"] = set(BELOW)
+BELOW["experiments"] = BELOW["cli"] = set(BELOW)
+BELOW["cli"] = BELOW["__main__"] = set(BELOW)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The full names of what a file imports."""
+    package = ("iterand", *path.relative_to(PACKAGE).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            yield from (".".join(filter(None, (*base, node.module, alias.name))) for alias in node.names)
+
+
+def part(name: str) -> str:
+    """The part of the package that a full name lies in; a public name lies in ``__init__``."""
+    first = (*name.split("."), "")[1]
+    return first if first in BELOW else "__init__"
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_one_way(path):
+    here = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    assert here in BELOW, f"say in this test what {here} may stand on"
+    wanted = {part(name) for name in imports(path) if name.split(".")[0] == "iterand"}
+    assert wanted <= BELOW[here] | {here}
+    if here != "cli":
+        assert not {name.split(".")[0] for name in imports(path)} & {"typer", "click", "rich", "argparse"}

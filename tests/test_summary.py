@@ -1,0 +1,66 @@
+"""The summary against counts and entropies worked out by hand."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import iterand
+
+
+def pruned(**options: object) -> nn.Sequential:
+    return iterand.prune_(nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 5)), 0.75, seed=1, **options)
+
+
+def test_counts():
+    summary = iterand.summary(pruned())
+    assert [(layer.name, layer.shape, layer.kept, layer.total) for layer in summary.layers] == [
+        ("0.weight", (10, 10), 25, 100),
+        ("1.weight", (5, 10), 12, 50),
+    ]
+    assert (summary.kept, summary.total, summary.rounds) == (37, 150, 0)
+
+
+def test_redrawn_weights_are_kept_ones_with_a_later_draw():
+    model = pruned()
+    assert [layer.redrawn for layer in iterand.summary(model).layers] == [0, 0]
+    iterand.randomize_(model, 1.0)
+    assert [layer.redrawn for layer in iterand.summary(model).layers] == [0, 0]  # what was redrawn is pruned
+    with torch.no_grad():
+        for score in iterand.scores(model):
+            score.neg_()
+    summary = iterand.summary(model)
+    assert [layer.redrawn for layer in summary.layers] == [25, 12]
+    assert summary.rounds == 1
+
+
+def test_the_mask_costs_its_entropy():
+    binary_entropy = -(0.25 * math.log2(0.25) + 0.75 * math.log2(0.75))
+    layer = iterand.summary(pruned(weights="kaiming_uniform")).layers[0]
+    assert layer.bits == pytest.approx(100 * binary_entropy, rel=1e-6)
+
+
+def test_it_reads_as_a_table_and_as_json():
+    summary = iterand.summary(pruned())
+    lines = str(summary).splitlines()
+    assert "0.weight" in lines[1]
+    assert "25 / 100" in lines[1]
+    assert "25.0 %" in lines[1]
+    assert "37 / 150" in lines[-2]
+    assert json.loads(json.dumps(summary.to_dict()))["kept"] == 37
+
+
+def test_global_ranking_is_summarized_as_it_is():
+    model = pruned(ranking="global")
+    summary = iterand.summary(model)
+    assert [layer.kept for layer in summary.layers] == [
+        int(layer.mask.sum()) for layer in iterand.masked_layers(model).values()
+    ]
+    assert summary.kept == 150 - round(0.75 * 150)
+
+
+def test_a_model_that_is_not_pruned_has_no_summary():
+    with pytest.raises(ValueError, match="no masked layer"):
+        iterand.summary(nn.Linear(3, 3))
