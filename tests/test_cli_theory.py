@@ -39,11 +39,11 @@ class TestWidth:
 
     def test_plot(self, tmp_path):
         path = tmp_path / "pictures" / "width.svg"
-        run("width", "--epsilon", "0.5", "--trials", "100", "--plot", str(path))
+        run("width", "--epsilon", "0.5", "--rounds", "8", "--trials", "100", "--plot", str(path))
         first = path.read_bytes()
         assert b"repaired" in first
         assert b"simulated" in first
-        run("width", "--epsilon", "0.5", "--trials", "100", "--plot", str(path))
+        run("width", "--epsilon", "0.5", "--rounds", "8", "--trials", "100", "--plot", str(path))
         assert path.read_bytes() == first
 
 

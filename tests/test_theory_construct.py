@@ -1,6 +1,7 @@
 """The construction: what the proof keeps, from draws a pruned model makes, with an error that is certified."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -51,8 +52,9 @@ class TestConstruct:
         target = network(2, 2)
         made = construct(target, epsilon=0.8, delta=0.01, rounds=40)
         assert made.held
-        assert made.copies[0] > 1
-        assert effective(made.model)[0].shape == (4 * made.copies[0], 2)
+        (hidden,) = exact.repaired_widths(0.8, 0.01, [2, 2], rounds=40)
+        assert effective(made.model)[0].shape == (hidden, 2)
+        assert hidden > 4
         assert certify.certify(target, made.model, points=256).proven <= 0.8
 
     @pytest.mark.parametrize("copies", [1, 3])
@@ -107,6 +109,15 @@ class TestConstruct:
         seen = estimate(failed, trials, 0.9999)
         assert seen.low <= failure <= seen.high
 
+    def test_leaves_the_global_generator_alone(self):
+        target = network(2, 1)
+        torch.manual_seed(1)
+        wanted = torch.rand(3)
+        torch.manual_seed(1)
+        construct(target, epsilon=0.8, delta=0.1)
+        digits_target(digits(), hidden=2, steps=1)
+        assert torch.equal(torch.rand(3), wanted)
+
     def test_too_few_draws_still_build_something(self):
         target = network(3, 2)
         made = build(matrices(target), [Tolerance(0.01, 0.01)], 8, [1], seed=0)
@@ -139,6 +150,19 @@ class TestCertificate:
             errors = (target(grid) - made.model(grid)).norm(dim=1)
         assert float(errors.max()) <= found.measured + 1e-5
         assert found.measured <= found.proven
+
+    @pytest.mark.parametrize("widths", [(1, 1), (9, 4), (9, 4, 3), (4, 4, 4, 4)])
+    def test_whatever_the_event_allows_is_proven_to_be_within_epsilon(self, widths):
+        """All weights at the edge of their tolerances on the side that hurts, in the target that it hurts most."""
+        epsilon = 0.3
+        wanted, given = [], []
+        for (n, m), tolerance in zip(itertools.pairwise(widths), exact.network_tolerances(epsilon, widths)):
+            weight = torch.full((m, n), 1 / math.sqrt(m * n), dtype=torch.float64)
+            u, v = torch.eye(n).double() * (1 - tolerance.u), weight - tolerance.v
+            wanted.append(weight)
+            given += [torch.cat([u, -u]), torch.cat([v, -v], dim=1)]
+        measured, proven = certify.measured_error(wanted, given, 64), certify.proven_error(wanted, given)
+        assert 0.8 * epsilon < measured <= proven <= epsilon
 
     def test_climbing_finds_the_worst_corner(self):
         wanted = [torch.full((1, 20), 0.1).double()]

@@ -76,8 +76,10 @@ def proven_error(wanted: Sequence[Tensor], given: Sequence[Tensor]) -> float:
     """An upper bound on the error over the whole box ‖x‖∞ ≤ 1."""
     inputs = wanted[0].shape[1]
     error = 0.0
-    # What x, and then the activations of the construction, can be: a 2-norm and a bound for every coordinate.
+    # What x, and then the activations of the construction, can be: a 2-norm and a bound for every coordinate; and the
+    # 2-norm of the target's.
     radius, high = inputs**0.5, torch.ones(inputs, dtype=torch.float64)
+    wanted_radius = radius
     for layer, weight in enumerate(wanted):
         positive, negative = _sides(given[2 * layer], given[2 * layer + 1])
         off_positive, off_negative = weight - positive, weight + negative
@@ -85,7 +87,8 @@ def proven_error(wanted: Sequence[Tensor], given: Sequence[Tensor]) -> float:
             negative = off_negative = torch.zeros_like(weight)
         error = _spectral(weight) * error + _largest(off_positive, off_negative, radius, high)
         high = torch.maximum(positive, negative).clamp(min=0) @ high
-        radius = min(_spectral(positive, negative) * radius, float(high.norm()))
+        wanted_radius *= _spectral(weight)
+        radius = min(_spectral(positive, negative) * radius, float(high.norm()), wanted_radius + error)
     return error * _ROUNDING
 
 

@@ -5,7 +5,6 @@ weight from the draw on at which the search stopped: an ordinary masked model.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from iterand import masking, philox
 from iterand.theory import bounds, exact
 from iterand.theory.exact import Tolerance
 from iterand.theory.search import Found, search
-from iterand.theory.target import layer_widths, matrices
+from iterand.theory.target import empty_linear, layer_widths, matrices
 
 LARGEST = 1 << 24  # weights of a random network that is built
 _BAD = 4.0  # more than any distance of two numbers from -1 to 1
@@ -28,16 +27,12 @@ class State(NamedTuple):
     draw: Tensor
 
 
-@dataclass(frozen=True)
-class Construction:
+class Construction(NamedTuple):
     """A masked model, and whether the event of the proof happened while it was drawn."""
 
     model: nn.Sequential
     held: bool
     """Every weight the masks keep came within its tolerance; the repaired theorem then promises the error ε."""
-    rounds: int
-    copies: list[int]
-    tolerances: list[Tolerance]
 
 
 def construct(
@@ -88,7 +83,7 @@ def build(
     masking.prune_(model, sparsity, weights="uniform", seed=seed)
     for name, layer in masking.masked_layers(model).items():
         _set_state(layer, states[name], rounds)
-    return Construction(model, held, rounds, list(copies), list(tolerances))
+    return Construction(model, held)
 
 
 def _random_network(weights: Sequence[Tensor], copies: Sequence[int]) -> nn.Sequential:
@@ -96,7 +91,7 @@ def _random_network(weights: Sequence[Tensor], copies: Sequence[int]) -> nn.Sequ
     for weight, count in zip(weights, copies):
         outputs, inputs = weight.shape
         hidden = 2 * inputs * count
-        modules += [nn.Linear(inputs, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, outputs, bias=False), nn.ReLU()]
+        modules += [empty_linear(inputs, hidden), nn.ReLU(), empty_linear(hidden, outputs), nn.ReLU()]
     return nn.Sequential(*modules[:-1])
 
 
@@ -110,12 +105,13 @@ def _layer_pair(
     neuron = torch.arange(hidden)
     own_input = neuron // (2 * copies)
     sign = torch.where(neuron // copies % 2 == 0, 1.0, -1.0).double()
-    u = search(neuron * inputs + own_input, sign, torch.full((hidden,), tolerance.u), rounds, keys[0])
+    u = search(neuron * inputs + own_input, sign, torch.full_like(sign, tolerance.u), rounds, keys[0])
 
     center = sign[:, None] * weight.T.double()[own_input]  # of v, hidden × outputs
     v_index = neuron[:, None] + hidden * torch.arange(outputs)
-    within = torch.full((center.numel(),), tolerance.v)
-    v = Found(*(x.view(hidden, outputs) for x in search(v_index.view(-1), center.view(-1), within, rounds, keys[1])))
+    within = torch.full_like(center, tolerance.v)
+    found = search(v_index.view(-1), center.view(-1), within.view(-1), rounds, keys[1])
+    v = Found(*(column.view(hidden, outputs) for column in found))
 
     # Of the copies of a neuron one serves each output: a good one if there is any, and of those the nearest. The u of
     # a neuron is one number, good or not, so it serves all its outputs.

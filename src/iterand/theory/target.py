@@ -1,6 +1,7 @@
 """Targets: ReLU networks as Section 4.1 has them, and one trained on digits."""
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,11 @@ def normalize_(target: nn.Sequential) -> nn.Sequential:
     return target
 
 
+def empty_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A layer whose weights are to be set; torch's own would move its global generator."""
+    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False))  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True)
 class Digits:
     """The digits as vectors in the box ‖x‖∞ ≤ 1."""
@@ -81,9 +87,7 @@ def digits_target(data: Digits, hidden: int = 12, *, steps: int = 300, seed: int
     """
     bounds.check_count("hidden", hidden)
     inputs = data.train.inputs.shape[1]
-    target = nn.Sequential(
-        nn.Linear(inputs, hidden, bias=False), nn.ReLU(), nn.Linear(hidden, data.classes, bias=False)
-    )
+    target = nn.Sequential(empty_linear(inputs, hidden), nn.ReLU(), empty_linear(hidden, data.classes))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in target.parameters():
