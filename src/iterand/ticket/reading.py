@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from iterand.errors import TicketError
-from iterand.ticket import container
+from iterand.ticket import container, resuming
 from iterand.ticket.header import Filled, Header, from_json
 from iterand.ticket.layers import TicketLayer
 
@@ -50,21 +51,39 @@ class Ticket:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The tensors of the ordinary model; tied ones are one tensor under several names."""
-        header = self.header
         state: dict[str, Tensor] = {}
         digest = hashlib.sha256()
         for name, layer in self.layers.items():
             state[name], values = layer.weight()
             digest.update(values.numpy().astype("<f4", copy=False).data)
-        if digest.hexdigest() != header.weights_sha256:
+        if digest.hexdigest() != self.header.weights_sha256:
             raise TicketError(
                 "the weights it gives here are not the ones that were saved; are the distributions "
-                f"{', '.join(map(repr, header.supports))} the same as there?"
+                f"{', '.join(map(repr, self.header.supports))} the same as there?"
             )
-        state |= {name: _full(filled) for name, filled in header.filled.items()}
-        for name, tensor in self.stored.items():
-            state[name] = tensor.to(container.DTYPES[header.cast[name]]) if name in header.cast else tensor
-        return state | {name: state[described] for name, described in header.aliases.items()}
+        state |= self.other_tensors()
+        return state | {name: state[described] for name, described in self.header.aliases.items()}
+
+    def other_tensors(self) -> dict[str, Tensor]:
+        """The tensors that are not masked, in the type of the model."""
+        cast = {name: container.DTYPES[dtype] for name, dtype in self.header.cast.items()}
+        tensors = {name: tensor.to(cast.get(name, tensor.dtype)) for name, tensor in self.stored.items()}
+        return tensors | {name: _full(filled) for name, filled in self.header.filled.items()}
+
+    def resume_(self, model: nn.Module) -> None:
+        """Bring a model that was masked by the same ``prune_`` to where the ticket left off, to go on searching.
+
+        Mask, kept weights, rounds and batch-norm statistics are the ticket's. The scores are not in it: the kept
+        weights get the highest of the initial ones. Nor are the pruned weights: they are the initial ones.
+        """
+        resuming.resume_(model, self.layers, self.other_tensors())
+
+    def hold_zeros_(self, model: nn.Module) -> list[RemovableHandle]:
+        """Keep the pruned weights of an ordinary model at zero while the others are trained, by any optimizer.
+
+        Their gradients become zero; ``remove()`` the handles to set them free.
+        """
+        return resuming.hold_zeros_(model, self.layers)
 
 
 def read_ticket(path: str | os.PathLike[str]) -> Ticket:

@@ -1,0 +1,196 @@
+"""``iterand ticket`` and ``iterand export``: look into a ticket, check it, take the network out of it."""
+
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.markup import escape
+from rich.table import Table
+from safetensors.torch import save
+from torch import Tensor
+
+from iterand.cli.console import err, out, print_json, size
+from iterand.errors import TicketError
+from iterand.files import atomic_write
+from iterand.masking import fold_
+from iterand.ticket import Ticket, load_ticket, read_ticket
+from iterand.ticket.accounting import Cost, cost
+
+app = typer.Typer(no_args_is_help=True, help="Look into a ticket, check it, unpack it.")
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A ticket.")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Where to [beside FILE].")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+class Format(StrEnum):
+    """What a network can be exported to."""
+
+    onnx = "onnx"
+    safetensors = "safetensors"
+
+
+@app.command()
+def info(file: File, json: Json = False) -> None:
+    """What is in a ticket, layer by layer, and what it costs."""
+    ticket = read_ticket(file)
+    costs = cost(ticket)
+    if json:
+        print_json({"file": str(file), **_described(ticket), **asdict(costs)})
+        return
+    out.print(_layer_table(costs))
+    out.print(_whole_table(ticket, costs))
+
+
+@app.command()
+def verify(
+    file: File,
+    run: Annotated[Path | None, typer.Option(help="Folder of the run it came from: compare with its weights.")] = None,
+    json: Json = False,
+) -> None:
+    """Decode all of a ticket: checksum, structure, counts and weights; with --run, equality with a run's weights."""
+    ticket = read_ticket(file)
+    with err.status("decoding"):
+        try:
+            state = ticket.state_dict()
+        except TicketError as error:
+            raise TicketError(f"ticket {str(file)!r}: {error}") from None
+    if run is not None:
+        with err.status("comparing"):
+            _compare(file, state, run)
+    kept = sum(layer.kept for layer in ticket.header.layers)
+    if json:
+        print_json({"file": str(file), "layers": len(ticket.layers), "kept": kept, "run": run and str(run), "ok": True})
+        return
+    out.print(f"{file}: whole; {len(ticket.layers)} layers, {kept:,} kept weights, as they were saved", highlight=False)
+    if run is not None:
+        out.print(f"equal, bit for bit, to the weights of {run}", highlight=False)
+
+
+@app.command()
+def unpack(file: File, output: Output = None, json: Json = False) -> None:
+    """Write the network as an ordinary state dict: a safetensors file of dense tensors."""
+    written = _unpack(read_ticket(file), output or file.with_suffix(".safetensors"))
+    _report(file, written, json, "its tensors are dense: as many bytes as any state dict")
+
+
+def export(
+    file: File,
+    to: Annotated[Format, typer.Option("--format", help="What to write.")],
+    output: Output = None,
+    input_shape: Annotated[
+        str | None, typer.Option(metavar="1,3,32,32", help="Shape of an input, for ONNX [that of the recipe's data].")
+    ] = None,
+    integers: Annotated[
+        str, typer.Option(help="For ONNX: int4, or int8 for runtimes that know no 4-bit numbers.")
+    ] = "int4",
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie.")] = None,
+    json: Json = False,
+) -> None:
+    """Write the network for other programs: ONNX (checked by onnxruntime) or a dense safetensors state dict."""
+    target = output or file.with_suffix(f".{to}")
+    if to is Format.safetensors:
+        _report(file, _unpack(read_ticket(file), target), json, "its tensors are dense")
+        return
+    from iterand.ticket.onnx import export_onnx
+
+    ticket, network = read_ticket(file), load_ticket(file)
+    example = _example(ticket, input_shape, data_dir)
+    with err.status("exporting"):
+        done = export_onnx(ticket, network, example, target, integers=integers)
+    note = (
+        f"{len(done.whole_numbers)} of {len(ticket.layers)} layers in {integers}; onnxruntime agrees with torch to "
+        f"{done.difference:.0e} of the largest output; dense kernels run no faster for the zeros"
+    )
+    _report(file, target, json, note, difference=done.difference)
+
+
+def _layer_table(costs: Cost) -> Table:
+    table = Table("layer", "shape", "kept", "rounds", "redrawn", "bits a weight", "bound")
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for layer in costs.layers:
+        share = "" if layer.redrawn is None or not layer.kept else f"{100 * layer.redrawn / layer.kept:.1f} %"
+        table.add_row(
+            escape(layer.name),
+            "×".join(map(str, layer.shape)),
+            f"{layer.kept:,} ({100 * layer.kept / layer.weights:.1f} %)",
+            str(layer.rounds),
+            share or "—",
+            f"{layer.bits / layer.weights:.3f}",
+            f"{layer.bound / layer.weights:.3f}",
+        )
+    return table
+
+
+def _whole_table(ticket: Ticket, costs: Cost) -> Table:
+    weights, kept = sum(layer.weights for layer in costs.layers), sum(layer.kept for layer in costs.layers)
+    settings = ticket.header.layers[0].settings
+    parts = f"{size(costs.streams)} streams, {size(costs.other_tensors)} other tensors, {size(costs.header)} header"
+    table = Table.grid(padding=(0, 2))
+    table.add_row("kept", f"{kept:,}", f"of {weights:,} weights; {settings.weight_distribution}, seed {settings.seed}")
+    table.add_row("ticket", size(costs.file), f"{8 * costs.file / weights:.3f} bits a weight: {parts}")
+    table.add_row("as float32", size(costs.float32), f"{costs.float32 / costs.file:.1f} times as much")
+    table.add_row("entropy bound", size(round(costs.bound)), f"{100 * (1 - costs.bound / costs.file):.1f} % less")
+    for name, value in (ticket.metrics or {}).items():
+        table.add_row(escape(name), escape(str(value)), "")
+    return table
+
+
+def _described(ticket: Ticket) -> dict[str, object]:
+    header = ticket.header
+    return {
+        "iterand": header.package,
+        "settings": [asdict(layer.settings) for layer in header.layers],
+        "recipe": header.recipe,
+        "metrics": header.metrics,
+    }
+
+
+def _compare(file: Path, state: dict[str, Tensor], run: Path) -> None:
+    from iterand.training import checkpoint
+    from iterand.training.folder import RunFolder
+    from iterand.training.session import Session
+
+    saved = checkpoint.read(run)
+    if saved is None:
+        raise TicketError(f"{run} holds no checkpoint to compare with")
+    session = Session(RunFolder(run).recipe(), load_ticket(file).train(), 1, torch.device("cpu"))
+    session.restore(saved)
+    theirs = fold_(session.model).state_dict()
+    for name, tensor in state.items():
+        if name not in theirs or not torch.equal(tensor, theirs[name]):
+            raise TicketError(f"ticket {str(file)!r}: {name!r} is not what the run {str(run)!r} holds")
+
+
+def _unpack(ticket: Ticket, target: Path) -> Path:
+    # Tied tensors share memory, which the format does not hold: each gets its own.
+    atomic_write(target, save({name: tensor.clone() for name, tensor in ticket.state_dict().items()}))
+    return target
+
+
+def _example(ticket: Ticket, shape: str | None, data_dir: Path | None) -> tuple[Tensor, ...]:
+    if shape is not None:
+        try:
+            batch, *rest = (int(part) for part in shape.split(","))
+        except ValueError:
+            raise ValueError(f"--input-shape is {shape!r}; it must be whole numbers such as 1,3,32,32") from None
+        return (torch.randn(max(batch, 2), *rest, generator=torch.Generator().manual_seed(0)),)
+    from iterand.data import load_data
+    from iterand.training import recipe_file
+
+    if ticket.recipe is None or "data" not in ticket.recipe:
+        raise ValueError("the ticket does not say which data its network takes; give --input-shape")
+    data = load_data(recipe_file.from_dict(ticket.recipe).data.name, torch.device("cpu"), data_dir)
+    return next(iter(data.test.batches(torch.arange(2), 2))).inputs
+
+
+def _report(file: Path, target: Path, json: bool, note: str, **facts: float) -> None:
+    written = target.stat().st_size
+    if json:
+        print_json({"file": str(file), "written": str(target), "bytes": written, **facts})
+    else:
+        out.print(f"{target}: {size(written)}; {note}", highlight=False, markup=False)

@@ -1,0 +1,108 @@
+"""To work on with a ticket: go on with the search it came from, or train the weights it kept."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from iterand import distributions
+from iterand.errors import TicketError
+from iterand.masking import MaskedLayer, require_masked_layers, unwrap
+from iterand.parametrization import GlobalRanking, Mask
+from iterand.ticket.layers import TicketLayer, drawn, kept_indices
+
+# What the weights were drawn under; the rest (sparsity, ranking, ...) may change from here on.
+_DRAWN_UNDER = ("name", "seed", "weight_distribution", "fan_in")
+
+
+@torch.no_grad()
+def resume_(model: nn.Module, layers: Mapping[str, TicketLayer], state: Mapping[str, Tensor]) -> None:
+    """Bring a masked model to where a ticket left off; see ``Ticket.resume_``."""
+    root = unwrap(model)
+    masked = require_masked_layers(root)
+    _check_settings(masked, layers)
+    masks = {name: layers[name].mask() for name in masked}
+    draws = {name: _draws(layers[name], mask) for name, mask in masks.items()}  # what is refused changes nothing
+    groups: dict[int, list[tuple[Mask, Tensor]]] = {}
+    for name, layer in masked.items():
+        mask, parametrization = masks[name], layer.parametrization
+        parametrization.history = list(layers[name].header.history)
+        draw = torch.zeros(mask.numel(), dtype=torch.int32)
+        draw[kept_indices(mask)] = draws[name]
+        parametrization.draw.copy_(draw.view(mask.shape))
+        layer.weight.copy_(parametrization.weight())
+        rank = parametrization.ranking if isinstance(parametrization.ranking, GlobalRanking) else parametrization
+        groups.setdefault(id(rank), []).append((parametrization, mask))
+    for group in groups.values():
+        _rank_kept_first_(group)
+    for name, tensor in root.state_dict().items():
+        if name in state:
+            tensor.copy_(state[name])
+
+
+def hold_zeros_(model: nn.Module, layers: Mapping[str, TicketLayer]) -> list[RemovableHandle]:
+    """Let an ordinary model train what the ticket kept and nothing else; see ``Ticket.hold_zeros_``."""
+    parameters = dict(unwrap(model).named_parameters())
+    handles = []
+    for name, layer in layers.items():
+        if name not in parameters:
+            raise TicketError(f"it holds {name!r}, which {type(unwrap(model)).__name__} does not have")
+        handles.append(_without(parameters[name], ~layer.mask().to(parameters[name].device)))
+    return handles
+
+
+def _without(parameter: nn.Parameter, pruned: Tensor) -> RemovableHandle:
+    handle: RemovableHandle = parameter.register_hook(lambda gradient: gradient.masked_fill(pruned, 0))  # type: ignore[no-untyped-call]
+    return handle
+
+
+def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, TicketLayer]) -> None:
+    for name in masked.keys() ^ layers.keys():
+        raise TicketError(f"{name!r} is masked in only one of model and ticket; prune_ the model as it was")
+    for name, layer in masked.items():
+        header, settings = layers[name].header, layer.parametrization.settings
+        if tuple(layer.weight.shape) != header.shape:
+            raise TicketError(
+                f"{name!r} has shape {list(header.shape)} in it and {list(layer.weight.shape)} in the model"
+            )
+        for field in _DRAWN_UNDER:
+            ours, theirs = getattr(settings, field), getattr(header.settings, field)
+            if ours != theirs:
+                raise TicketError(
+                    f"{name!r} has {field} {theirs!r} in it and {ours!r} in the model; prune_ it as it was"
+                )
+
+
+def _draws(layer: TicketLayer, mask: Tensor) -> Tensor:
+    """A draw for each kept weight that gives exactly this weight."""
+    known = layer.draws(mask)
+    if known is not None:
+        return known.to(torch.int32)
+    # Levels were stored. Any draw of the right level will do, and there is one: the weight's own.
+    index, values, settings = kept_indices(mask), layer.values(mask), layer.header.settings
+    distribution = distributions.get_distribution(settings.weight_distribution)
+    draw = torch.zeros(len(index), dtype=torch.int32)
+    open_ = torch.arange(len(index))
+    for number in range(layer.header.rounds + 1):
+        given = drawn(settings, distribution, index[open_], torch.full_like(open_, number))
+        draw[open_] = number
+        open_ = open_[given != values[open_]]
+    if len(open_):
+        raise TicketError(f"{layer.header.name!r} holds weights that none of its {layer.header.rounds} rounds gave")
+    return draw
+
+
+def _rank_kept_first_(group: list[tuple[Mask, Tensor]]) -> None:
+    """Hand the scores out anew among weights that compete, so that the kept ones get the highest.
+
+    The scores themselves are not in a ticket; as many high and low ones as at the start are, in the order they had.
+    """
+    ranked = torch.cat([mask.ranked().reshape(-1).to("cpu") for mask, _ in group])
+    scores = torch.cat([mask.score.detach().reshape(-1).to("cpu") for mask, _ in group])
+    kept = torch.cat([keeps.reshape(-1) for _, keeps in group])
+    best_first = ranked.argsort(descending=True, stable=True)
+    kept_first = best_first[kept[best_first].argsort(descending=True, stable=True)]
+    scores[kept_first] = scores[best_first]
+    for (mask, _), part in zip(group, torch.split(scores, [mask.score.numel() for mask, _ in group])):
+        mask.score.copy_(part.view(mask.score.shape))
