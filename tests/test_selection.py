@@ -96,6 +96,11 @@ def test_other_precisions(dtype):
     assert kept_indices(mask) == reference.kept_by_sort(scores.tolist(), 70)
 
 
+def test_double_precision_is_not_rounded():
+    scores = torch.tensor([1 + i * 1e-12 for i in range(10)], dtype=torch.float64)
+    assert iterand.calculate_mask(scores, 0.5).tolist() == [False] * 5 + [True] * 5
+
+
 def test_scores_are_left_alone_and_get_no_gradient():
     scores = torch.randn(9, requires_grad=True)
     before = scores.detach().clone()
