@@ -48,7 +48,10 @@ class StopAfter:
 
 
 def outcome(folder):
-    return (folder / "metrics.jsonl").read_text(), json.loads((folder / "result.json").read_text())
+    record = json.loads((folder / "record.json").read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert lines == record["metrics"]
+    return lines, record["result"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -66,7 +69,7 @@ def test_a_broken_run_ends_like_an_unbroken_one(tmp_path, monkeypatch, variant):
 def test_metrics_are_a_line_an_epoch_and_the_folder_is_complete(tmp_path):
     recipe = small()
     folder = RunFolder(tmp_path / "run")
-    result = run(recipe, folder, device=CPU)
+    result = run(recipe, folder, device=CPU)["result"]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2]
     assert [line["learning_rate"] for line in lines] == pytest.approx([0.5, 0.25])
@@ -74,7 +77,7 @@ def test_metrics_are_a_line_an_epoch_and_the_folder_is_complete(tmp_path):
     assert result["kept"] == sum(n - round(0.5 * n) for n in (4 * 9, 4 * 4 * 9, 8 * 4 * 9, 8 * 8 * 9, 10 * 32))
     assert {path.name for path in (tmp_path / "run").iterdir()} >= {
         "recipe.toml", "metrics.jsonl", "environment.json", "checkpoint.safetensors", "tensorboard", "model.ticket",
-        "result.json",
+        "record.json",
     }  # fmt: skip
     assert list((tmp_path / "run" / "tensorboard").glob("events*"))
 
@@ -85,7 +88,7 @@ def test_a_complete_run_is_not_done_again(tmp_path):
     assert run(recipe, folder, device=CPU, observer=StopAfter(1)) == first  # not a single step
     with pytest.raises(RuntimeError, match="crash"):
         run(recipe, folder, device=CPU, observer=StopAfter(1), fresh=True)
-    assert folder.result() is None
+    assert folder.record() is None
 
 
 def test_another_recipe_in_the_folder_is_refused_with_the_difference(tmp_path):
@@ -105,9 +108,9 @@ def test_a_checkpoint_of_other_settings_is_refused_with_the_difference(tmp_path)
 def test_two_runs_in_one_folder_are_refused(tmp_path):
     folder = RunFolder(tmp_path)
     with (
-        folder.opened(small(), {}),
+        folder.opened(small()),
         pytest.raises(IterandError, match="another process"),
-        RunFolder(tmp_path).opened(small(), {}),
+        RunFolder(tmp_path).opened(small()),
     ):
         raise AssertionError("opened twice")
 
@@ -138,8 +141,8 @@ def test_methods_differ_in_what_they_do(tmp_path):
 
 
 def test_edge_popup_is_iterand_at_rate_0(tmp_path):
-    edge_popup = run(small("method.name=edge_popup"), RunFolder(tmp_path / "a"), device=CPU)
-    at_rate_0 = run(small("rate=0"), RunFolder(tmp_path / "b"), device=CPU)
+    edge_popup = run(small("method.name=edge_popup"), RunFolder(tmp_path / "a"), device=CPU)["result"]
+    at_rate_0 = run(small("rate=0"), RunFolder(tmp_path / "b"), device=CPU)["result"]
     assert at_rate_0["test_loss"] == edge_popup["test_loss"]
 
 
@@ -154,7 +157,7 @@ def test_a_batch_larger_than_the_data_is_refused(tmp_path):
 
 
 def test_run_and_ticket_evaluate_alike(tmp_path):
-    result = run(small("rate=0.5"), RunFolder(tmp_path), device=CPU)
+    result = run(small("rate=0.5"), RunFolder(tmp_path), device=CPU)["result"]
     by_run = evaluate_run(tmp_path, device=CPU)
     by_ticket = evaluate_run(tmp_path / "model.ticket", device=CPU)
     assert by_run["test_loss"] == by_ticket["test_loss"] == result["test_loss"]

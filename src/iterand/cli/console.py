@@ -67,10 +67,6 @@ class ProgressObserver:
             self._shown = time.monotonic()
             err.print(f"{self.label}: {note}", highlight=False, soft_wrap=True)
 
-    def close(self) -> None:
-        """Take the bar away."""
-        self.progress.remove_task(self.task)
-
     def _update(self, session: Session, done: int, note: str) -> None:
         total = session.recipe.training.epochs * session.steps_per_epoch
         self.progress.update(self.task, total=total, completed=done, note=note)

@@ -1,23 +1,25 @@
 """``iterand reproduce``: the experiments."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from iterand.cli.console import ProgressObserver, err, out, print_json, progress_bar, size
+from iterand.cli.console import err, out, print_json, progress_bar, size
 from iterand.cli.train import DataDir, Device, Json
-from iterand.experiments.catalog import Cell, Experiment, experiment_names, find_experiment
+from iterand.experiments.catalog import Experiment, experiment_names, find_experiment
+from iterand.experiments.local import Event, Task
 from iterand.experiments.sweep import CellResult, run_experiment
 from iterand.training.environment import choose_device, describe
-from iterand.training.recipe import Recipe
 
 
 def reproduce(
     experiment: Annotated[str | None, typer.Argument(help="Which one; without it they are listed.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time [1 on a GPU, else one a core].")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Folder of the runs.")] = Path("runs"),
     device: Device = "auto",
     data_dir: DataDir = None,
@@ -27,10 +29,14 @@ def reproduce(
     if experiment is None:
         _list(json)
         return
-    found, where = find_experiment(experiment), choose_device(device)
+    found = find_experiment(experiment)
+    where = choose_device(device)
+    jobs = jobs or (1 if where.type == "cuda" else os.cpu_count() or 1)
     with progress_bar() as progress:
         watch = _Watch(progress, found, seeds or found.seeds)
-        cells = run_experiment(found, folder, device=where, data_dir=data_dir, seeds=seeds, observe=watch)
+        cells = run_experiment(
+            found, folder, device=str(where), jobs=jobs, data_dir=data_dir, seeds=seeds, listen=watch
+        )  # fmt: skip
     if json:
         print_json(
             {
@@ -49,19 +55,36 @@ def reproduce(
 
 
 class _Watch:
-    """One bar for all runs of an experiment, and one for the run that goes on."""
+    """One bar for all runs of an experiment, and one for each that goes on."""
 
     def __init__(self, progress: Progress, experiment: Experiment, seeds: int) -> None:
         self.progress = progress
-        self.whole = progress.add_task(experiment.name, total=len(experiment.cells) * seeds, note="runs")
-        self.current: ProgressObserver | None = None
+        self.total = len(experiment.cells) * seeds
+        self.whole = progress.add_task(experiment.name, total=self.total, note="runs")
+        self.bars: dict[Task, TaskID] = {}
+        self.ended = 0
 
-    def __call__(self, cell: Cell, recipe: Recipe) -> ProgressObserver:
-        if self.current is not None:
-            self.current.close()
+    def __call__(self, event: Event) -> None:
+        if event.kind == "started":
+            self.bars[event.task] = self.progress.add_task(f"  {event.task.label}", total=None, note="")
+        elif event.kind == "progress":
+            value = event.value
+            note = f"loss {value['loss']:.3f}"
+            self.progress.update(self.bars[event.task], total=value["total"], completed=value["done"], note=note)
+        else:
+            self.ended += 1
+            self.progress.remove_task(self.bars.pop(event.task))
             self.progress.advance(self.whole)
-        self.current = ProgressObserver(self.progress, f"  {cell.label}, seed {recipe.seed}")
-        return self.current
+            if not err.is_terminal:
+                err.print(
+                    f"{self.ended}/{self.total} {event.task.label}: {_outcome(event)}", highlight=False, soft_wrap=True
+                )
+
+
+def _outcome(event: Event) -> str:
+    if event.kind == "failed":
+        return str(event.value["error"])
+    return f"test accuracy {event.value['result']['test_accuracy']:.2f} %"
 
 
 def _list(json: bool) -> None:

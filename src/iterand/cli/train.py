@@ -1,7 +1,7 @@
 """``iterand train``, ``evaluate`` and ``recipes``."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -33,22 +33,20 @@ def train(
     where = RunFolder(folder or default_path(settled))
     with progress_bar() as progress:
         observer = ProgressObserver(progress, settled.name)
-        result = run(
+        record = run(
             settled, where, device=choose_device(device), data_dir=data_dir, fresh=fresh, observer=observer
         )  # fmt: skip
+    result = record["result"]
     if json:
-        print_json({"run": str(where.path), **result})
+        print_json({"run": str(where.path), "name": settled.name, "seed": settled.seed, **result})
         return
+    trained = "all trained" if settled.method.name == "sgd" else "none ever trained"
     out.print(f"test accuracy  [bold]{result['test_accuracy']:.2f} %[/]  (loss {result['test_loss']:.4f})")
-    out.print(f"weights        {result['kept']:,} of {result['weights']:,} kept, {_trained(result)}")
+    out.print(f"weights        {result['kept']:,} of {result['weights']:,} kept, {trained}")
     if "ticket_bytes" in result:
         ticket, dense = result["ticket_bytes"], result["float32_bytes"]
         out.print(f"ticket         {size(ticket)} beside {size(dense)} as float32: {where.path / TICKET}")
     out.print(f"run            {where.path}", soft_wrap=True)
-
-
-def _trained(result: dict[str, Any]) -> str:
-    return "all trained" if result["method"] == "sgd" else "none ever trained"
 
 
 def evaluate(

@@ -19,6 +19,8 @@ from iterand.training.loop import Observer, Silent, evaluate, steps_per_epoch, t
 from iterand.training.recipe import Recipe
 from iterand.training.session import Session
 
+RECORD_FORMAT = "iterand record 1"
+
 
 def run(
     recipe: Recipe,
@@ -29,21 +31,30 @@ def run(
     fresh: bool = False,
     observer: Observer | None = None,
 ) -> dict[str, Any]:
-    """Do a run, go on with it, or, if it is complete, only say what came out."""
-    with folder.opened(recipe, environment.describe(device), fresh=fresh):
-        result = folder.result()
-        if result is not None:
-            return result
-        data = load_data(recipe.data.name, device, data_dir)
+    """Do a run, or go on with it; if it is complete already, only give its record."""
+    with environment.threads(recipe.training.threads), folder.opened(recipe, fresh=fresh):
+        record = folder.record()
+        if record is not None:
+            return record
+        surroundings = environment.describe(device)
+        folder.start(recipe, surroundings)
+        data = _load(recipe, device, data_dir)
         session = _session(recipe, data, device)
         saved = checkpoint.read(folder.path)
         if saved is not None:
             session.restore(saved)
         folder.start_log(session.metrics)
         train(session, data, folder, observer or Silent())
-        result = _result(session, data, folder)
-        folder.finish(result)
-        return result
+        record = {
+            "format": RECORD_FORMAT,
+            "recipe": asdict(recipe),
+            "result": _result(session, data, folder),
+            "metrics": session.metrics,
+            "seconds": session.seconds,
+            "environment": surroundings,
+        }
+        folder.finish(record)
+        return record
 
 
 def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = None) -> dict[str, Any]:
@@ -51,7 +62,7 @@ def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = No
     if path.is_dir():
         folder = RunFolder(path)
         recipe = folder.recipe()
-        data = load_data(recipe.data.name, device, data_dir)
+        data = _load(recipe, device, data_dir)
         session = _session(recipe, data, device)
         saved = checkpoint.read(path)
         if saved is None:
@@ -61,9 +72,13 @@ def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = No
     else:
         model = load_ticket(path).to(device)
         recipe = recipe_file.from_dict(read_ticket(path).recipe or {})
-        data = load_data(recipe.data.name, device, data_dir)
+        data = _load(recipe, device, data_dir)
     measured = evaluate(model, data.test, recipe)
     return {"path": str(path), "examples": len(data.test)} | {f"test_{name}": value for name, value in measured.items()}
+
+
+def _load(recipe: Recipe, device: torch.device, data_dir: Path | None) -> Dataset[Split]:
+    return load_data(recipe.data.name, device, data_dir)
 
 
 def _session(recipe: Recipe, data: Dataset[Split], device: torch.device) -> Session:
@@ -79,9 +94,6 @@ def _result(session: Session, data: Dataset[Split], folder: RunFolder) -> dict[s
     test = evaluate(model, data.test, recipe)
     weights = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
     result: dict[str, Any] = {
-        "name": recipe.name,
-        "method": recipe.method.name,
-        "seed": recipe.seed,
         "test_accuracy": test["accuracy"],
         "test_loss": test["loss"],
         "validation_accuracy": session.metrics[-1]["validation_accuracy"],

@@ -1,4 +1,4 @@
-"""Many runs: do what is missing of an experiment, and put the results of each cell together."""
+"""Many runs: what is missing of an experiment is done, and the records of each cell are put together."""
 
 import statistics
 from collections.abc import Callable
@@ -6,14 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from iterand.errors import IterandError
-from iterand.experiments.catalog import Cell, Experiment
-from iterand.experiments.running import run
-from iterand.training.folder import RunFolder, default_path
-from iterand.training.loop import Observer
-from iterand.training.recipe import Recipe
+from iterand.experiments.catalog import Experiment
+from iterand.experiments.local import Event, Task, run_tasks
+from iterand.training.folder import default_path
 
 
 @dataclass
@@ -21,25 +16,26 @@ class CellResult:
     """What came out of a cell's runs."""
 
     label: str
-    results: list[dict[str, Any]] = field(default_factory=list)
+    method: str
+    records: list[dict[str, Any]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
         """Mean ± standard deviation (of a sample) of the test accuracy, and what is the same in all runs."""
-        accuracies = [result["test_accuracy"] for result in self.results]
-        first = self.results[0] if self.results else {}
+        results = [record["result"] for record in self.records]
+        accuracies = [result["test_accuracy"] for result in results]
+        first = results[0] if results else {}
+        same = {key: first.get(key) for key in ("weights", "kept", "float32_bytes", "ticket_bytes")}
         return {
             "label": self.label,
-            "method": first.get("method"),
+            "method": self.method,
             "n": len(accuracies),
-            "seeds": [result["seed"] for result in self.results],
+            "seeds": [record["recipe"]["seed"] for record in self.records],
             "test_accuracy_mean": statistics.mean(accuracies) if accuracies else None,
             "test_accuracy_std": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
             "test_accuracies": accuracies,
-            "weights": first.get("weights"),
-            "kept": first.get("kept"),
-            "float32_bytes": first.get("float32_bytes"),
-            "ticket_bytes": first.get("ticket_bytes"),
+            "seconds": [record["seconds"] for record in self.records],
+            **same,
             "errors": self.errors,
         }
 
@@ -48,21 +44,25 @@ def run_experiment(
     experiment: Experiment,
     base: Path,
     *,
-    device: torch.device,
+    device: str,
+    jobs: int,
     data_dir: Path | None = None,
     seeds: int | None = None,
-    observe: Callable[[Cell, Recipe], Observer] | None = None,
+    listen: Callable[[Event], None] = lambda event: None,
 ) -> list[CellResult]:
     """Run every cell with every seed; complete runs are not done again, a failed one does not stop the others."""
-    cells = []
-    for cell in experiment.cells:
-        outcome = CellResult(cell.label)
-        cells.append(outcome)
+    cells = [CellResult(cell.label, cell.recipe.method.name) for cell in experiment.cells]
+    owner: dict[Task, CellResult] = {}
+    for cell, outcome in zip(experiment.cells, cells):
         for recipe in cell.runs(seeds or experiment.seeds):
-            observer = observe(cell, recipe) if observe else None
-            folder = RunFolder(default_path(recipe, base))
-            try:
-                outcome.results.append(run(recipe, folder, device=device, data_dir=data_dir, observer=observer))
-            except (IterandError, ValueError) as error:
-                outcome.errors.append(f"{cell.label}, seed {recipe.seed}: {error}")
+            label = f"{cell.label}, seed {recipe.seed}"
+            owner[Task(label, recipe, default_path(recipe, base), device, data_dir)] = outcome
+    for event in run_tasks(list(owner), jobs):
+        listen(event)
+        if event.kind == "done":
+            owner[event.task].records.append(event.value)
+        elif event.kind == "failed":
+            owner[event.task].errors.append(f"{event.task.label}: {event.value['error']}")
+    for outcome in cells:
+        outcome.records.sort(key=lambda record: record["recipe"]["seed"])
     return cells

@@ -4,6 +4,8 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,17 @@ def choose_device(name: str) -> torch.device:
         if int(number or 0) >= count:
             raise ValueError(f"device is {name!r}, but torch sees {count} CUDA devices here; use --device cpu")
     return torch.device(name)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute with this many threads for a while; 0 leaves it as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def describe(device: torch.device) -> dict[str, Any]:

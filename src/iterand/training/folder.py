@@ -1,4 +1,4 @@
-"""A run's folder: what it is (recipe), where it ran (environment), how it went (metrics), what came out (result)."""
+"""A run's folder: what it is (recipe), where it ran (environment), how it went (metrics), what came out (record)."""
 
 import json
 import shutil
@@ -17,11 +17,11 @@ from iterand.training.recipe import Recipe
 RECIPE = "recipe.toml"
 METRICS = "metrics.jsonl"
 ENVIRONMENT = "environment.json"
-RESULT = "result.json"
+RECORD = "record.json"
 TICKET = "model.ticket"
 TENSORBOARD = "tensorboard"
 _LOCK = ".lock"
-_OWN = (RECIPE, METRICS, ENVIRONMENT, RESULT, TICKET, checkpoint.NAME, checkpoint.PREVIOUS)
+_OWN = (RECIPE, METRICS, ENVIRONMENT, RECORD, TICKET, checkpoint.NAME, checkpoint.PREVIOUS)
 
 
 def default_path(recipe: Recipe, base: Path = Path("runs")) -> Path:
@@ -37,7 +37,7 @@ class RunFolder:
         self._writer: SummaryWriter | None = None
 
     @contextmanager
-    def opened(self, recipe: Recipe, environment: dict[str, Any], *, fresh: bool = False) -> Iterator[None]:
+    def opened(self, recipe: Recipe, *, fresh: bool = False) -> Iterator[None]:
         """Make the folder this run's own while it goes on; another recipe in it is refused with the difference."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -45,8 +45,6 @@ class RunFolder:
                 if fresh:
                     self._clear()
                 self._check(recipe)
-                atomic_write(self.path / RECIPE, recipe_file.to_toml(recipe).encode())
-                atomic_write(self.path / ENVIRONMENT, _json(environment))
                 yield
         except OSError as error:
             raise IterandError(f"cannot write to the run folder {self.path}: {error.strerror or error}") from error
@@ -54,6 +52,11 @@ class RunFolder:
             if self._writer is not None:
                 self._writer.close()
                 self._writer = None
+
+    def start(self, recipe: Recipe, environment: dict[str, Any]) -> None:
+        """Write what the run is and where it happens."""
+        atomic_write(self.path / RECIPE, recipe_file.to_toml(recipe).encode())
+        atomic_write(self.path / ENVIRONMENT, _json(environment))
 
     def start_log(self, metrics: Iterable[dict[str, Any]]) -> None:
         """Begin the log with these epochs: what was logged after the checkpoint is done again."""
@@ -70,13 +73,13 @@ class RunFolder:
                 if name != "epoch":
                     self._writer.add_scalar(name, value, metrics["epoch"])
 
-    def finish(self, result: dict[str, Any]) -> None:
-        """Write what came out; a run with a result is complete."""
-        atomic_write(self.path / RESULT, _json(result))
+    def finish(self, record: dict[str, Any]) -> None:
+        """Write the record of the whole run, one file that can be kept by itself; with it the run is complete."""
+        atomic_write(self.path / RECORD, _json(record))
 
-    def result(self) -> dict[str, Any] | None:
-        """What came out, if the run is complete."""
-        return read_json(self.path / RESULT) if (self.path / RESULT).exists() else None
+    def record(self) -> dict[str, Any] | None:
+        """The record, if the run is complete."""
+        return read_json(self.path / RECORD) if (self.path / RECORD).exists() else None
 
     def recipe(self) -> Recipe:
         """What the run is."""

@@ -57,10 +57,12 @@ def train(session: Session, data: Dataset[Split], folder: RunFolder, observer: O
     """Train from wherever the session stands to the end, saving as it goes."""
     recipe = session.recipe
     saved_at = time.monotonic()
+    started = saved_at - session.seconds
     with stop_request() as request:
         while session.epoch < recipe.training.epochs:
             for batch in _begin_epoch(session, data.train):
                 _train_step(session, batch)
+                session.seconds = time.monotonic() - started
                 observer.step(session)
                 due = time.monotonic() - saved_at > CHECKPOINT_SECONDS
                 if request.asked or (due and session.step < session.steps_per_epoch):

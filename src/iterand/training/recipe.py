@@ -25,6 +25,9 @@ class DataRecipe:
     """What is learned."""
 
     name: str = "digits"
+    augmentation: str = "none"
+    limit: int = _number(0, 0)
+    """Use only so many examples of each part; 0 for all."""
     drop_last: bool = True
     """Leave out what is left of an epoch after the last full batch."""
 
@@ -94,6 +97,8 @@ class TrainingRecipe:
     batch_size: int = _number(64, 1)
     precision: str = _choice("float32", *PRECISIONS)
     channels_last: bool = False
+    threads: int = _number(0, 0)
+    """How many threads on a CPU, since sums depend on it; 0 for as many as there are cores."""
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ class Session:
         self.epoch = 0
         self.step = 0
         self.seen = 0
+        self.seconds = 0.0
+        """Time spent in training so far, all tries counted."""
         self.metrics: list[dict[str, Any]] = []
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
@@ -68,6 +70,7 @@ class Session:
             "epoch": self.epoch,
             "step": self.step,
             "seen": self.seen,
+            "seconds": self.seconds,
             "metrics": self.metrics,
             "steppers": [stepper.state_dict() for stepper in self.steppers],
         }
@@ -97,6 +100,7 @@ class Session:
         if self.device.type == "cuda" and "random.cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
         self.epoch, self.step, self.seen = state["epoch"], state["step"], state["seen"]
+        self.seconds = state["seconds"]
         self.metrics = state["metrics"]
         for stepper, saved in zip(self.steppers, state["steppers"]):
             stepper.load_state_dict(saved)
