@@ -12,7 +12,7 @@ from iterand.theory import certify, exact
 from iterand.theory.construct import build, construct
 from iterand.theory.exact import Tolerance
 from iterand.theory.simulate import estimate
-from iterand.theory.target import accuracy, digits, digits_target, matrices, normalize_
+from iterand.theory.target import accuracy, digits, matrices, normalize_, trained_target
 from iterand.theory.trials import Experiment, error_rows
 from iterand.ticket import load_ticket, save_ticket
 
@@ -115,7 +115,7 @@ class TestConstruct:
         wanted = torch.rand(3)
         torch.manual_seed(1)
         construct(target, epsilon=0.8, delta=0.1)
-        digits_target(digits(), hidden=2, steps=1)
+        trained_target(digits()[0], hidden=2, steps=1)
         assert torch.equal(torch.rand(3), wanted)
 
     def test_too_few_draws_still_build_something(self):
@@ -207,18 +207,19 @@ def data():
 
 @pytest.fixture(scope="module")
 def target(data):
-    return digits_target(data)
+    return trained_target(data[0])
 
 
 class TestDigits:
     def test_target(self, data, target):
-        assert data.train.inputs.abs().max() <= 1
-        assert accuracy(target, data.test) > 0.93
+        assert [len(part.labels) for part in data] == [1437, 360]
+        assert all(part.inputs.abs().max() == 1 for part in data)
+        assert accuracy(target, data[1]) > 0.93
         assert [float(weight.norm()) for weight in matrices(target)] == pytest.approx([1, 1])
 
     def test_trials_meet_epsilon_and_keep_the_accuracy(self, data, target):
         """The full record, 200 trials at ε = .1, is docs/records/theory-construct.json."""
-        experiment = Experiment(target, data.test, epsilon=0.4, delta=0.05)
+        experiment = Experiment(target, data[1], epsilon=0.4, delta=0.05)
         trials = [experiment.run(seed)[0] for seed in range(10)]
         summary = experiment.summary(trials)
         assert (summary.trials, summary.target_widths, summary.hidden_widths) == (10, [64, 12, 10], [128, 24])
@@ -234,11 +235,11 @@ class TestDigits:
         made = construct(target, epsilon=0.9, delta=0.05)
         save_ticket(made.model, tmp_path / "construction.ticket")
         plain = load_ticket(tmp_path / "construction.ticket", plain_network(64, 128, 12, 24, 10))
-        assert torch.equal(plain(data.test.inputs), made.model(data.test.inputs))
+        assert torch.equal(plain(data[1].inputs), made.model(data[1].inputs))
         found = certify.certify(target, plain)
         assert found == certify.certify(target, made.model)
-        share = certify.unprotected(target, data.test.inputs, found.proven)
-        assert abs(accuracy(plain, data.test) - accuracy(target, data.test)) <= share
+        share = certify.unprotected(target, data[1].inputs, found.proven)
+        assert abs(accuracy(plain, data[1]) - accuracy(target, data[1])) <= share
 
 
 class TestBadTargets:

@@ -1,14 +1,11 @@
-"""Targets: ReLU networks as Section 4.1 has them, and one trained on digits."""
+"""Targets: ReLU networks as Section 4.1 has them, one of them trained on digits."""
 
-from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from iterand.data.dataset import TensorSplit
-from iterand.data.digits import load_digits
 from iterand.theory import bounds
 
 
@@ -60,34 +57,31 @@ def empty_linear(inputs: int, outputs: int) -> nn.Linear:
     return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False))  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True)
-class Digits:
-    """The digits as vectors in the box ‖x‖∞ ≤ 1."""
+class Part(NamedTuple):
+    """Vectors in the box ‖x‖∞ ≤ 1, and their classes."""
 
-    train: TensorSplit
-    test: TensorSplit
-    classes: int
+    inputs: Tensor
+    labels: Tensor
 
 
-def digits() -> Digits:
-    """The digits, flat and scaled into the box."""
-    data = load_digits(None, torch.device("cpu"))
-    peak = max(float(part.inputs.abs().max()) for part in (data.train, data.validation, data.test))
+def digits() -> tuple[Part, Part]:
+    """Scikit-learn's digits with pixels from -1 to 1, for training and (every fifth image) for testing."""
+    from sklearn.datasets import load_digits  # takes as long to import as torch
 
-    def boxed(part: TensorSplit) -> TensorSplit:
-        return TensorSplit(part.inputs.flatten(1) / peak, part.labels)
+    images, labels = load_digits(return_X_y=True)
+    whole = Part(torch.tensor(images, dtype=torch.float32) / 8 - 1, torch.tensor(labels))
+    test = torch.arange(len(labels)) % 5 == 0
+    return Part(whole.inputs[~test], whole.labels[~test]), Part(whole.inputs[test], whole.labels[test])
 
-    return Digits(boxed(data.train), boxed(data.test), data.classes)
 
-
-def digits_target(data: Digits, hidden: int = 12, *, steps: int = 300, seed: int = 0) -> nn.Sequential:
-    """A two-layer network trained on the digits, then scaled to unit norms.
+def trained_target(data: Part, hidden: int = 12, *, steps: int = 300, seed: int = 0) -> nn.Sequential:
+    """A two-layer network trained to tell the classes, then scaled to unit norms.
 
     The penalty on the norms is what leaves room for ε: an error has to overcome the margin relative to the norms.
     """
     bounds.check_count("hidden", hidden)
-    inputs = data.train.inputs.shape[1]
-    target = nn.Sequential(empty_linear(inputs, hidden), nn.ReLU(), empty_linear(hidden, data.classes))
+    inputs, classes = data.inputs.shape[1], int(data.labels.max()) + 1
+    target = nn.Sequential(empty_linear(inputs, hidden), nn.ReLU(), empty_linear(hidden, classes))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in target.parameters():
@@ -95,12 +89,12 @@ def digits_target(data: Digits, hidden: int = 12, *, steps: int = 300, seed: int
     optimizer = torch.optim.Adam(target.parameters(), lr=0.02, weight_decay=2e-3)
     for _ in range(steps):
         optimizer.zero_grad()
-        functional.cross_entropy(target(data.train.inputs), data.train.labels).backward()  # type: ignore[no-untyped-call]
+        functional.cross_entropy(target(data.inputs), data.labels).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return normalize_(target)
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, part: TensorSplit) -> float:
+def accuracy(model: nn.Module, part: Part) -> float:
     """The share of decisions that are right."""
     return float((model(part.inputs).argmax(dim=1) == part.labels).double().mean())

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from iterand.data.dataset import TensorSplit
 from iterand.theory import exact
 from iterand.theory.certify import certify, unprotected
 from iterand.theory.construct import build, construct
 from iterand.theory.exact import Tolerance
-from iterand.theory.target import accuracy, digits, digits_target, layer_widths, matrices
+from iterand.theory.target import Part, accuracy, digits, layer_widths, matrices, trained_target
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Experiment:
     """A target, its test data, and the ε, δ and R of the theorem: what all trials share."""
 
     def __init__(
-        self, target: nn.Sequential, test: TensorSplit, epsilon: float, delta: float, rounds: int | None = None
+        self, target: nn.Sequential, test: Part, epsilon: float, delta: float, rounds: int | None = None
     ) -> None:
         self.target, self.test, self.epsilon, self.delta = target, test, epsilon, delta
         self.widths = layer_widths(target)
@@ -96,8 +95,8 @@ class Experiment:
 
 def digits_experiment(hidden: int, epsilon: float, delta: float, rounds: int | None = None) -> Experiment:
     """The experiment whose target is a network with one hidden layer, trained on digits."""
-    data = digits()
-    return Experiment(digits_target(data, hidden), data.test, epsilon, delta, rounds)
+    train, test = digits()
+    return Experiment(trained_target(train, hidden), test, epsilon, delta, rounds)
 
 
 @dataclass(frozen=True)
