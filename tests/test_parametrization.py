@@ -2,6 +2,8 @@
 
 import copy
 import math
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -80,6 +82,34 @@ def test_a_forward_that_fails_in_the_middle_leaves_no_mask_behind(options, error
     hidden = model[0](INPUTS)
     assert torch.equal(model(INPUTS), model[2](hidden))
     assert masks == plain_masks(model)
+
+
+def test_an_interrupted_pass_does_not_hold_the_sparsity_either():
+    model = nn.Sequential(nn.Linear(8, 16), Failing(), nn.Linear(16, 4))
+    iterand.prune_(model, 0.5, ranking="global")
+    model[1].error = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        model(INPUTS)
+    iterand.SparsitySchedule(model, "linear", steps=3)
+    assert [int(model[n].weight.count_nonzero()) for n in (0, 2)] == [128, 64]
+
+
+@RANKINGS
+def test_threads_can_share_a_model(options):
+    model = network(**options)
+    expected = plain_output(model)
+
+    def outputs(_: int) -> bool:
+        with torch.no_grad():
+            return all(torch.equal(model(INPUTS), expected) for _ in range(50))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(outputs, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 @RANKINGS
