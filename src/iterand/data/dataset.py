@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 
 Random = Callable[[Tensor], Sequence[Tensor]]
-"""Random 32-bit words for examples by their indices: the same for an example whatever batch it is in."""
+"""Four random 32-bit words (in int64) for each int64 index: the same for an index whatever batch it is in.
+
+The words of example i are those of index i; who needs more takes those of i + k·2³², k = 1, 2, ...
+"""
 
 
 @dataclass(frozen=True)
