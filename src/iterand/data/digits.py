@@ -1,27 +1,45 @@
 """Scikit-learn's digits: 1,797 images of 8×8, which come with the installation."""
 
+import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from iterand.data.dataset import Dataset, TensorSplit
+from iterand.data.location import Located
+from iterand.data.options import Options
+from iterand.data.parts import fixed_order, limited
 
 _VALIDATION = 200
 _TEST = 400
 
 
-def load_digits(data_dir: Path | None, device: torch.device) -> Dataset[TensorSplit]:
+def locate(root: Path) -> Located | None:
+    """Always there: inside scikit-learn."""
+    found = importlib.util.find_spec("sklearn")
+    return Located(root, Path(found.origin).parent, "scikit-learn") if found and found.origin else None
+
+
+def load(located: Located, device: torch.device, options: Options) -> Dataset[TensorSplit]:
     """The digits, normalised to mean 0 and deviation 1 over the training part; one fixed split for all runs."""
     from sklearn.datasets import load_digits  # takes as long to import as torch
 
     digits = load_digits()
-    order = np.random.Generator(np.random.PCG64(0)).permutation(len(digits.target))
-    images = torch.from_numpy(digits.images[order]).float().unsqueeze(1)
-    labels = torch.from_numpy(digits.target[order]).long()
+    images = torch.from_numpy(digits.images).float().unsqueeze(1)
+    labels = torch.from_numpy(digits.target).long()
     sizes = [_VALIDATION, _TEST, len(labels) - _VALIDATION - _TEST]
-    train_images = torch.split(images, sizes)[2]
-    images = ((images - train_images.mean()) / train_images.std()).to(device)
-    parts = zip(torch.split(images, sizes), torch.split(labels.to(device), sizes))
-    validation, test, train = (TensorSplit(*part) for part in parts)
-    return Dataset(train, validation, test, classes=10)
+    validation, test, train = torch.split(fixed_order(len(labels)), sizes)
+    images = (images - images[train].mean()) / images[train].std()
+
+    def part(order: torch.Tensor) -> TensorSplit:
+        chosen = limited(order, options.limit)
+        return TensorSplit(images[chosen].to(device), labels[chosen].to(device))
+
+    return Dataset(part(train), part(validation), part(test), classes=10)
+
+
+def check(located: Located, progress: Callable[[int, int], None]) -> str:
+    """Load them."""
+    data = load(located, torch.device("cpu"), Options())
+    return f"{sum(map(len, (data.train, data.validation, data.test))):,} images"

@@ -1,0 +1,120 @@
+"""The data sets by name, and what can be done with each."""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from iterand.data import cifar10, digits, imagenet, imdb
+from iterand.data.dataset import Dataset, Split
+from iterand.data.download import PART, Progress, download
+from iterand.data.location import Located, data_folder
+from iterand.data.options import AUGMENTATIONS, NORMALIZATIONS, Options
+from iterand.data.sources import ARCHIVES, by_hand, missing
+from iterand.errors import DataError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One data set: how to find it, load it and check it, and which options it knows."""
+
+    title: str
+    locate: Callable[[Path], Located | None]
+    load: Callable[[Located, torch.device, Options], Dataset[Split]]
+    check: Callable[[Located, Callable[[int, int], None]], str]
+    augmentations: tuple[str, ...] = ("none",)
+    normalizations: tuple[str, ...] = ("default",)
+
+
+DATASETS = {
+    "digits": Entry("scikit-learn's digits, 1,797 images of 8×8", digits.locate, digits.load, digits.check),
+    "cifar10": Entry(
+        "CIFAR-10, 60,000 images of 32×32",
+        cifar10.locate,
+        cifar10.load,
+        cifar10.check,
+        AUGMENTATIONS,
+        NORMALIZATIONS,
+    ),
+    "imagenet": Entry(
+        "ImageNet, or any tree of class folders",
+        imagenet.locate,
+        imagenet.load,
+        imagenet.check,
+        ("none", "resized_crop"),
+        NORMALIZATIONS,
+    ),
+    "imdb": Entry("IMDB, 50,000 film reviews", imdb.locate, imdb.load, imdb.check),
+}
+
+
+@dataclass(frozen=True)
+class Status:
+    """What is there of a data set; ``fetched`` counts the bytes of a download that broke."""
+
+    name: str
+    title: str
+    located: Located | None
+    fetched: int
+    advice: str
+
+
+def find(name: str) -> Entry:
+    """The entry of this name."""
+    if name not in DATASETS:
+        close = difflib.get_close_matches(name, DATASETS, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(DATASETS)}"
+        raise ValueError(f"unknown data set {name!r}; {hint}")
+    return DATASETS[name]
+
+
+def load_data(
+    name: str,
+    device: torch.device,
+    data_dir: Path | None = None,
+    *,
+    augmentation: str = "none",
+    normalization: str = "default",
+    limit: int | None = None,
+) -> Dataset[Split]:
+    """The data set of this name, for this device; ``limit`` is how many examples of each part to use at most."""
+    entry = find(name)
+    options = Options(augmentation, normalization, limit)
+    options.fit(name, entry.augmentations, entry.normalizations)
+    return entry.load(_located(name, data_folder(data_dir)), device, options)
+
+
+def status(name: str, root: Path) -> Status:
+    """What is there of a data set."""
+    entry, located, fetched, advice = find(name), find(name).locate(root), 0, ""
+    if located is None and name in ARCHIVES:
+        part = root / (ARCHIVES[name].name + PART)
+        fetched = part.stat().st_size if part.exists() else 0
+        advice = f"iterand data fetch {name}"
+    elif located is None:
+        advice = by_hand(name, root)
+    return Status(name, entry.title, located, fetched, advice)
+
+
+def fetch(name: str, root: Path, progress: Progress) -> Path:
+    """Bring a data set from where it is published; where it lies is the answer, also if it was there before."""
+    found = find(name).locate(root)
+    if found is not None:
+        return found.path
+    if name not in ARCHIVES:
+        raise DataError(f"{name} cannot be fetched; {by_hand(name, root)}")
+    return download(ARCHIVES[name], root, progress)
+
+
+def check(name: str, root: Path, progress: Callable[[int, int], None]) -> str:
+    """Verify what is there of a data set, down to its last byte; what was found is the answer."""
+    return find(name).check(_located(name, root), progress)
+
+
+def _located(name: str, root: Path) -> Located:
+    located = find(name).locate(root)
+    if located is None:
+        raise missing(name, root)
+    return located

@@ -1,0 +1,52 @@
+"""From the bytes of an image file to pixels of one size."""
+
+import io
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from iterand.data.views import resized_crops
+
+GRAY = (124, 116, 104)
+"""The mean colour of ImageNet: what stands in for an image that cannot be decoded."""
+
+SIZE = 224
+_SHORT_SIDE = 256
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Pixels [SIZE, SIZE, 3], and what was wrong if they are not those of the file."""
+
+    pixels: Pixels
+    problem: str | None = None
+
+
+def decode(content: bytes, words: Tensor | None) -> Decoded:
+    """A random resized crop by the words of the example, [1, words]; without words the middle."""
+    try:
+        with Image.open(io.BytesIO(content)) as file:
+            image = file.convert("RGB")
+    except Exception as error:  # a damaged file can raise anything
+        return Decoded(np.full((SIZE, SIZE, 3), GRAY, np.uint8), str(error) or type(error).__name__)
+    return Decoded(np.array(_middle(image) if words is None else _resized_crop(image, words)))
+
+
+def _resized_crop(image: Image.Image, words: Tensor) -> Image.Image:
+    top, left, height, width, flip = resized_crops(words, image.height, image.width)[0].tolist()
+    view = image.crop((left, top, left + width, top + height)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+    return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else view
+
+
+def _middle(image: Image.Image) -> Image.Image:
+    """The short side scaled to 256, then the middle 224 × 224."""
+    short = min(image.size)
+    width, height = (_SHORT_SIDE * side // short for side in image.size)
+    left, top = round((width - SIZE) / 2), round((height - SIZE) / 2)
+    scaled = image.resize((width, height), Image.Resampling.BILINEAR)
+    return scaled.crop((left, top, left + SIZE, top + SIZE))

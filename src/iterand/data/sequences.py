@@ -1,0 +1,40 @@
+"""A part of a set of texts: all words one after the other on the device, padded as batches are made."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from iterand.data.dataset import Batch, Random
+from iterand.data.text import PADDING, Vocabulary
+
+
+class TextSplit:
+    """Texts as numbers of words: ``tokens`` holds one text after the other, the n-th of ``lengths[n]`` words.
+
+    ``lengths`` stays on the CPU, all else on the device.
+    """
+
+    def __init__(self, tokens: Tensor, lengths: Tensor, labels: Tensor, vocabulary: Vocabulary) -> None:
+        self.labels = labels
+        self.vocabulary = vocabulary
+        self._tokens = tokens
+        self._lengths = lengths
+        ends = lengths.cumsum(0).to(labels.device)
+        self._starts, self._ends = ends - lengths.to(labels.device), ends
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batches(self, order: Tensor, size: int, random: Random | None = None) -> Iterator[Batch]:
+        """Batches of (tokens [batch, time], lengths on the CPU); nothing is augmented.
+
+        A batch is as long as its longest text, which the CPU knows: no batch waits for the device.
+        """
+        device = self.labels.device
+        for here, there in zip(torch.split(order.cpu(), size), torch.split(order.to(device), size)):
+            lengths = self._lengths[here]
+            places = self._starts[there][:, None] + torch.arange(int(lengths.max()), device=device)
+            tokens = self._tokens[places.clamp(max=len(self._tokens) - 1)].long()
+            tokens.masked_fill_(places >= self._ends[there][:, None], PADDING)
+            yield Batch((tokens, lengths), self.labels[there])
