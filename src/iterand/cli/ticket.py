@@ -109,7 +109,10 @@ def export(
 
 
 def _layer_table(costs: Cost) -> Table:
-    table = Table("layer", "shape", "kept", "rounds", "redrawn", "bits a weight", "bound")
+    table = Table("layer", "shape", "kept", "rounds", "redrawn", "bits", "bound")
+    table.columns[0].overflow = "fold"
+    for column in table.columns[1:]:
+        column.no_wrap = True
     for column in table.columns[2:]:
         column.justify = "right"
     for layer in costs.layers:

@@ -3,13 +3,13 @@
 import json
 import os
 from collections.abc import Mapping
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-import iterand
 from iterand.files import atomic_write
 from iterand.ticket import container
 from iterand.ticket.content import content
@@ -74,7 +74,7 @@ def ticket_bytes(
             for layer in kept.layers.values()
         },
         weights_sha256=digest,
-        package=iterand.__version__,
+        package=version("iterand"),
         filled=filled,
         aliases=kept.aliases,
         cast=cast,
