@@ -30,7 +30,8 @@ def freeze_norms_(places: list[Owner]) -> None:
         if isinstance(module, _NormBase):
             module.affine = False
             module.register_parameter(owner.attribute, None)
-            setattr(module, _DROPPED, [*getattr(module, _DROPPED, []), owner.attribute])
+            noted = getattr(module, _DROPPED, {})
+            setattr(module, _DROPPED, {**noted, owner.attribute: owner.parameter.requires_grad})
 
 
 def _identity(owner: Owner) -> float:
@@ -56,9 +57,9 @@ def thaw_(model: nn.Module) -> None:
         if isinstance(module, _NormBase) and hasattr(module, _DROPPED):
             module.affine = True
             like = module.running_mean if module.running_mean is not None else next(model.parameters())
-            for attribute in getattr(module, _DROPPED):
+            for attribute, trained in getattr(module, _DROPPED).items():
                 value = like.new_full((module.num_features,), 1.0 if attribute == "weight" else 0.0)
-                module.register_parameter(attribute, nn.Parameter(value))
+                module.register_parameter(attribute, nn.Parameter(value, requires_grad=trained))
         for note in (_FROZEN, _DROPPED):
             if hasattr(module, note):
                 delattr(module, note)

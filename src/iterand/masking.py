@@ -2,13 +2,13 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from iterand import distributions, freezing, selection, targets
+from iterand import attachment, distributions, freezing, selection, targets
 from iterand import sparsity as sparsities
 from iterand.checks import share
 from iterand.parametrization import GlobalRanking, LayerRanking, Mask, Ranking, Settings, calculate_masks, floor_count
@@ -110,12 +110,11 @@ def prune_(
     masked = {id(owner.module) for group in chosen.values() for owner in group}
     places = [place for place in targets.owners(root) if not any(map(place.matches, left_out))]
     for (group, _, _), mask, weight in zip(plan, masks, drawn):
-        _attach(group, mask, weight)
+        attachment.attach(group, mask, weight)
     together.members = [mask for mask in masks if mask.ranking is together]
     if together.members:
         set_sparsity_(root, 1.0)
-        root.register_forward_pre_hook(together.begin, prepend=True)
-        root.register_forward_hook(together.end, always_call=True)
+        attachment.cut_once_a_pass(root, together)
     if biases == "zero":
         freezing.freeze_biases_([place for place in places if place.kind == "bias" and id(place.module) in masked])
     if norms == "fixed":
@@ -197,16 +196,12 @@ def fold_(model: Model) -> Model:
     """Replace every masked tensor by its masked weights, in place: an ordinary module again, free to be trained."""
     root = unwrap(model)
     layers = list(require_masked_layers(root).values())
+    for module in root.modules():
+        attachment.cut_at_each_reading(module)
     for layer, mask in zip(layers, calculate_masks([layer.parametrization for layer in layers])):
         parameter = nn.Parameter(torch.where(mask, layer.weight, 0.0))
         for module, attribute in layer.owners:
-            _detach(module, attribute, parameter)
-    for module in root.modules():
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for number, hook in list(hooks.items()):
-                if isinstance(getattr(hook, "__self__", None), GlobalRanking):
-                    del hooks[number]
-                    module._forward_hooks_always_called.pop(number, None)
+            attachment.detach(module, attribute, parameter)
     freezing.thaw_(root)
     return model
 
@@ -274,50 +269,3 @@ def _refuse_empty(plan: Iterable[tuple[list[Owner], Settings, Ranking]], togethe
         raise ValueError(
             f"sparsity {sparsity:g} leaves {kept} of {pooled} weights, and floor= asks for {floors}; lower either"
         )
-
-
-@torch.no_grad()
-def _attach(group: list[Owner], mask: Mask, value: Tensor) -> None:
-    first, *tied = group
-    first.parameter.requires_grad_(False)
-    first.parameter.grad = None
-    first.parameter.copy_(value)
-    parametrize.register_parametrization(first.module, first.attribute, mask, unsafe=True)
-    _read_live(first.module)
-    shared = cast(nn.ModuleDict, first.module.parametrizations)[first.attribute]
-    for owner in tied:
-        parametrize.register_parametrization(owner.module, owner.attribute, nn.Identity(), unsafe=True)
-        cast(nn.ModuleDict, owner.module.parametrizations)[owner.attribute] = shared
-        _read_live(owner.module)
-
-
-def _read_live(module: nn.Module) -> None:
-    """Make a recurrent layer, which keeps a list of its weights, read them each time instead."""
-    if isinstance(module, nn.RNNBase):
-        # torch.compile leaves recurrent layers out, so it must not compile a mask for each of their weights either.
-        read = torch.compiler.disable(  # type: ignore[no-untyped-call]
-            lambda self: [getattr(self, name) for name in self._flat_weights_names]
-        )
-        live = property(read, lambda self, value: None)
-        module.__dict__.pop("_flat_weights", None)
-        dynamic = cast(Any, type(module))  # the class that parametrize made for this module alone
-        dynamic._flat_weights = live
-        dynamic._init_flat_weights = dynamic._update_flat_weights = lambda self: None
-
-
-def _detach(module: nn.Module, attribute: str, parameter: nn.Parameter) -> None:
-    # torch's own removal edits the class, which a deep copy of the module shares; here the module gets another one.
-    parametrizations = cast(nn.ModuleDict, module.parametrizations)
-    del parametrizations[attribute]
-    dynamic = type(module)
-    if len(parametrizations) == 0:
-        del module.parametrizations
-        module.__class__ = dynamic.__bases__[0]
-    else:
-        rest = {
-            name: value for name, value in vars(dynamic).items() if name not in (attribute, "__dict__", "__weakref__")
-        }
-        module.__class__ = type(dynamic.__name__, dynamic.__bases__, rest)
-    module.register_parameter(attribute, parameter)
-    if isinstance(module, nn.RNNBase):
-        module._init_flat_weights()

@@ -5,6 +5,7 @@ The mask is computed from the scores each time the tensor is read, so there is n
 
 import json
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, Self
@@ -84,13 +85,13 @@ class LayerRanking:
 class GlobalRanking:
     """Scores compete across the whole network (the paper's text).
 
-    A forward pass of the pruned model finds the cut once, when it begins, and drops it when it ends. Any other reading
-    of a tensor (a submodule called by itself, say) finds it anew: slower, never stale.
+    A forward pass of the pruned model finds the cut once, when it begins, and drops it when it ends, however it ends.
+    Any other reading of a tensor (a submodule called by itself, say) finds it anew: slower, never stale.
     """
 
     def __init__(self) -> None:
         self.members: list[Mask] = []
-        self._open: tuple[list[int], list[Cut]] | None = None
+        self._passes: dict[int, _Pass] = {}
 
     def cuts(self, masks: Sequence["Mask"]) -> list[Cut]:
         """The cuts of these members, by the scores of all."""
@@ -101,23 +102,39 @@ class GlobalRanking:
         return [found[self.members.index(mask)] for mask in masks]
 
     def cut(self, mask: "Mask") -> Cut:
-        """The cut of one member; that of the pass which is under way, if there is one."""
-        # An interrupted pass does not end: it is recognised by scores that were changed since.
-        if self._open is None or (not torch.compiler.is_compiling() and self._open[0] != self._versions()):
+        """The cut of one member: that of the pass under way, unless the pass itself has changed a score."""
+        current = self._passes.get(_thread())
+        if current is None or current.versions != self._versions():
             return self.cuts([mask])[0]
-        return self._open[1][self.members.index(mask)]
+        return current.cuts[self.members.index(mask)]
 
-    def begin(self, module: nn.Module, inputs: Any) -> None:
-        """Forward pre-hook of the pruned model."""
-        versions = [] if torch.compiler.is_compiling() else self._versions()
-        self._open = (versions, self.cuts(self.members))
+    def begin(self) -> "_Pass | None":
+        """Begin a forward pass; gives the one around it, if any, to be handed to ``end``."""
+        around = self._passes.get(_thread())
+        self._passes[_thread()] = _Pass(self._versions(), self.cuts(self.members))
+        return around
 
-    def end(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Forward hook of the pruned model."""
-        self._open = None
+    def end(self, around: "_Pass | None") -> None:
+        """End the pass that began last."""
+        if around is None:
+            del self._passes[_thread()]
+        else:
+            self._passes[_thread()] = around
 
     def _versions(self) -> list[int]:
+        if torch.compiler.is_compiling():
+            return []
         return [0 if mask.score.is_inference() else mask.score._version for mask in self.members]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    versions: list[int]
+    cuts: list[Cut]
+
+
+def _thread() -> int:
+    return 0 if torch.compiler.is_compiling() else threading.get_ident()
 
 
 class Mask(nn.Module):

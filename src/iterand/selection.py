@@ -97,11 +97,11 @@ def cut_together(scores: Sequence[Tensor], kept: Tensor, floors: Sequence[int], 
     own = [_cut_floor(score.detach(), floor, name) for score, floor, name in zip(scores, floors, names)]
     keys = [_ordered(score.detach()).masked_fill(keeps(score, floor), _FIRST) for score, floor in zip(scores, own)]
     key, last = cut(torch.cat([key.reshape(-1) for key in keys]), kept, "the network")
-    threshold = torch.where(key == _FIRST, math.inf, _unordered(key))
+    threshold = torch.where(key >= _FIRST, math.inf, _unordered(key))
     threshold = torch.where(torch.stack([floor.threshold for floor in own]).isnan().any(), math.nan, threshold)
     cuts = []
     for offset, floor in zip(offsets, own):
-        local = torch.where(key == _FIRST, -1, last - offset)
+        local = torch.where(key >= _FIRST, -1, last - offset)
         wider = (floor.threshold < threshold) | ((floor.threshold == threshold) & (floor.last > local))
         cuts.append(Cut(torch.where(wider, floor.threshold, threshold), torch.where(wider, floor.last, local)))
     return cuts
@@ -141,7 +141,8 @@ def calculate_mask(scores: Tensor, sparsity: float, *, rank_by: str = "score") -
 
     ``rank_by="magnitude"`` ranks |s| instead (Ramanujan et al.).
     """
-    ranked = rank(scores.detach().float(), rank_by)
+    ranked = rank(scores.detach(), rank_by)
+    ranked = ranked if ranked.dtype in (torch.float32, torch.float64) else ranked.float()
     if ranked.isnan().any():
         raise nan_error("scores")
     kept = torch.tensor(kept_count(scores.numel(), check_sparsity(sparsity)), device=scores.device)

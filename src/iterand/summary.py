@@ -68,9 +68,8 @@ class Summary:
             )
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines = ["  ".join(_pad(cell, width, i) for i, (cell, width) in enumerate(zip(row, widths))) for row in rows]
-        ending = (
-            f"{self.rounds} rounds of randomization; {self.bits / 8e3:,.1f} kB, {self.total / 250:,.1f} kB as float32"
-        )
+        rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'} of randomization"
+        ending = f"{rounds}; {self.bits / 8e3:,.1f} kB, {self.total / 250:,.1f} kB as float32"
         return "\n".join([*lines[:-1], "-" * len(lines[0]), lines[-1], ending])
 
 

@@ -1,0 +1,97 @@
+"""How a mask is put on a module and taken off again: what torch's parametrizations need beside them."""
+
+import warnings
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from iterand.parametrization import GlobalRanking, Mask
+from iterand.targets import Owner
+
+_RANKING = "_iterand_ranking"  # noted on a model that is ranked as a whole
+_ORDER = "_iterand_order"  # noted on a module: the order of its parameters, which folding restores
+
+
+@torch.no_grad()
+def attach(group: list[Owner], mask: Mask, value: Tensor) -> None:
+    """Put a mask on a tensor that these modules own, with ``value`` as its weights."""
+    first, *tied = group
+    for owner in group:
+        if not hasattr(owner.module, _ORDER):
+            setattr(owner.module, _ORDER, tuple(owner.module._parameters))
+    first.parameter.requires_grad_(False)
+    first.parameter.grad = None
+    first.parameter.copy_(value)
+    parametrize.register_parametrization(first.module, first.attribute, mask, unsafe=True)
+    _read_live(first.module)
+    shared = cast(nn.ModuleDict, first.module.parametrizations)[first.attribute]
+    for owner in tied:
+        parametrize.register_parametrization(owner.module, owner.attribute, nn.Identity(), unsafe=True)
+        cast(nn.ModuleDict, owner.module.parametrizations)[owner.attribute] = shared
+        _read_live(owner.module)
+
+
+def _read_live(module: nn.Module) -> None:
+    """Make a recurrent layer, which keeps a list of its weights, read them each time instead."""
+    if isinstance(module, nn.RNNBase):
+        # On CUDA torch would rather have the weights in one piece, and says so at each pass; masked, they are not.
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+        # torch.compile leaves recurrent layers out, so it must not compile a mask for each of their weights either.
+        read = torch.compiler.disable(  # type: ignore[no-untyped-call]
+            lambda self: [getattr(self, name) for name in self._flat_weights_names]
+        )
+        live = property(read, lambda self, value: None)
+        module.__dict__.pop("_flat_weights", None)
+        dynamic = cast(Any, type(module))  # the class that parametrize made for this module alone
+        dynamic._flat_weights = live
+        dynamic._init_flat_weights = dynamic._update_flat_weights = lambda self: None
+
+
+def cut_once_a_pass(root: nn.Module, ranking: GlobalRanking) -> None:
+    """Make a pass through the model find the cut of its global ranking once."""
+    # A class of its own, as parametrize does it: hooks would not be called after Ctrl-C in the middle of a pass.
+    base = type(root)
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        own = cast(GlobalRanking, getattr(self, _RANKING))
+        around = own.begin()
+        try:
+            return base.forward(self, *args, **kwargs)
+        finally:
+            own.end(around)
+
+    setattr(root, _RANKING, ranking)
+    root.__class__ = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+
+
+def cut_at_each_reading(root: nn.Module) -> None:
+    """Undo ``cut_once_a_pass``, where it was done."""
+    if _RANKING in root.__dict__:
+        delattr(root, _RANKING)
+        root.__class__ = type(root).__bases__[0]
+
+
+def detach(module: nn.Module, attribute: str, parameter: nn.Parameter) -> None:
+    """Put an ordinary parameter in the place of a masked tensor."""
+    # torch's own removal edits the class, which a deep copy of the module shares; here the module gets another one.
+    parametrizations = cast(nn.ModuleDict, module.parametrizations)
+    del parametrizations[attribute]
+    dynamic = type(module)
+    if len(parametrizations) == 0:
+        del module.parametrizations
+        module.__class__ = dynamic.__bases__[0]
+    else:
+        rest = {
+            name: value for name, value in vars(dynamic).items() if name not in (attribute, "__dict__", "__weakref__")
+        }
+        module.__class__ = type(dynamic.__name__, dynamic.__bases__, rest)
+    module.register_parameter(attribute, parameter)
+    for name in getattr(module, _ORDER):
+        if name in module._parameters:
+            module._parameters[name] = module._parameters.pop(name)
+    if len(parametrizations) == 0:
+        delattr(module, _ORDER)
+    if isinstance(module, nn.RNNBase):
+        module._init_flat_weights()
