@@ -8,7 +8,10 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "iterand"
 GROUND = {"errors", "checks", "files"}
-CORE = "philox distributions selection sparsity parametrization targets freezing attachment masking randomization scheduling summary"
+CORE = (
+    "philox distributions selection sparsity parametrization targets freezing attachment masking "
+    "randomization scheduling summary"
+)
 BELOW = {part: GROUND | set(CORE.split()[:n]) for n, part in enumerate(CORE.split())}
 BELOW |= dict.fromkeys(GROUND, GROUND) | {"networks": GROUND, "data": GROUND}
 BELOW["ticket"] = GROUND | set(CORE.split()) | {"networks"}

@@ -14,6 +14,11 @@ _RANKING = "_iterand_ranking"  # noted on a model that is ranked as a whole
 _ORDER = "_iterand_order"  # noted on a module: the order of its parameters, which folding restores
 
 
+def parametrizations(module: nn.Module, attribute: str) -> nn.ModuleList:
+    """The parametrizations of one tensor."""
+    return cast(nn.ModuleList, cast(nn.ModuleDict, module.parametrizations)[attribute])
+
+
 @torch.no_grad()
 def attach(group: list[Owner], mask: Mask, value: Tensor) -> None:
     """Put a mask on a tensor that these modules own, with ``value`` as its weights."""
@@ -76,10 +81,10 @@ def cut_at_each_reading(root: nn.Module) -> None:
 def detach(module: nn.Module, attribute: str, parameter: nn.Parameter) -> None:
     """Put an ordinary parameter in the place of a masked tensor."""
     # torch's own removal edits the class, which a deep copy of the module shares; here the module gets another one.
-    parametrizations = cast(nn.ModuleDict, module.parametrizations)
-    del parametrizations[attribute]
+    left = cast(nn.ModuleDict, module.parametrizations)
+    del left[attribute]
     dynamic = type(module)
-    if len(parametrizations) == 0:
+    if len(left) == 0:
         del module.parametrizations
         module.__class__ = dynamic.__bases__[0]
     else:
@@ -91,7 +96,7 @@ def detach(module: nn.Module, attribute: str, parameter: nn.Parameter) -> None:
     for name in getattr(module, _ORDER):
         if name in module._parameters:
             module._parameters[name] = module._parameters.pop(name)
-    if len(parametrizations) == 0:
+    if len(left) == 0:
         delattr(module, _ORDER)
     if isinstance(module, nn.RNNBase):
         module._init_flat_weights()

@@ -46,7 +46,8 @@ def prune_(
         sparsity: p, the share of weights pruned; or a mapping from patterns to it that covers every layer.
         weights: D_param, the distribution of the weights.
         scores: D_score, the distribution of the initial scores.
-        seed: With a tensor's qualified name and an index, all that a weight depends on.
+        seed: With a tensor's qualified name and an index, all that a weight depends on; parts of a model that are
+            pruned one by one have names of their own, so give them different seeds.
         ranking: ``"layer"``: scores compete within their tensor; ``"global"``: over the whole network.
         rank_by: ``"score"``: the raw score; ``"magnitude"``: its absolute value.
         allocation: ``"uniform"`` or ``"erk"``: how the sparsity is spread over layers that are ranked one by one.
@@ -73,6 +74,8 @@ def prune_(
         raise ValueError(f"floor is {floor!r}, which only counts with ranking='global'; set that, or leave floor out")
     for distribution in (weights, scores):
         distributions.get_distribution(distribution)
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ValueError("the model is wrapped in DistributedDataParallel already; prune_ it first, then wrap it")
     root = unwrap(model)
     for name in masked_layers(root):
         raise ValueError(f"{name!r} is masked already; fold_ the model first")
@@ -196,6 +199,9 @@ def fold_(model: Model) -> Model:
     """Replace every masked tensor by its masked weights, in place: an ordinary module again, free to be trained."""
     root = unwrap(model)
     layers = list(require_masked_layers(root).values())
+    for layer in layers:
+        if any(len(attachment.parametrizations(*owner)) > 1 for owner in layer.owners):
+            raise ValueError(f"{layer.name!r} has another parametrization on top of its mask; remove that one first")
     for module in root.modules():
         attachment.cut_at_each_reading(module)
     for layer, mask in zip(layers, calculate_masks([layer.parametrization for layer in layers])):

@@ -5,12 +5,14 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import cast
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import is_parametrized
 
 # Modules, and which of their parameters are weights and biases.
 _KINDS: list[tuple[tuple[type, ...], str, str]] = [
@@ -87,6 +89,7 @@ def choose(
         matching(pattern, maskable, "include" if pattern not in named else "overrides")
     for pattern in exclude:
         matching(pattern, everything, "exclude")
+    _refuse_parametrized(model, exclude)
 
     groups: dict[int, list[Owner]] = {}
     for owner in maskable:
@@ -112,6 +115,14 @@ def choose(
         raise ValueError(f"{type(model).__name__} has nothing to mask: no linear, convolution, embedding, recurrent or "
                          "attention layer is left; name a bare parameter with include=")  # fmt: skip
     return chosen
+
+
+def _refuse_parametrized(model: nn.Module, exclude: Sequence[str]) -> None:
+    """A weight that something else computes cannot be masked; passing over it in silence would half mask the model."""
+    for path, module in model.named_modules():
+        if is_parametrized(module) and not any(fnmatchcase(path, pattern) for pattern in exclude):
+            name = f"{path}.{next(iter(cast(nn.ModuleDict, module.parametrizations)))}".lstrip(".")
+            raise ValueError(f"{name!r} has a parametrization already; remove it first, or exclude {path + '*'!r}")
 
 
 def _refuse_unfit(owner: Owner) -> None:
