@@ -47,6 +47,9 @@ def download(archive: Archive, folder: Path, progress: Progress) -> Path:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DataError(f"the disk is full while writing {part}; make room, and the same command goes on") from None
         raise DataError(f"cannot write {part}: {error.strerror or error}") from None
+    finally:
+        if part.exists() and not part.stat().st_size:
+            part.unlink()
     return path
 
 

@@ -1,0 +1,105 @@
+"""``iterand data``: which data sets are there, bring one, check one."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from iterand.cli.console import err, out, print_json, progress_bar, size
+from iterand.data import catalog
+from iterand.data.location import VARIABLE, data_folder
+from iterand.data.sources import ARCHIVES
+from iterand.errors import DataError
+
+app = typer.Typer(no_args_is_help=True, help="The data sets: what is there, bring one, check one.")
+
+Name = Annotated[str | None, typer.Argument(help=f"One of {', '.join(catalog.DATASETS)}; all if left out.")]
+DataDir = Annotated[Path | None, typer.Option(help=f"Where data sets lie [${VARIABLE}, else ./data].")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def status(name: Name = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """Say which data sets are there, and how to get those that are not."""
+    root = data_folder(data_dir)
+    found = [catalog.status(entry, root) for entry in _names(name)]
+    if json:
+        print_json({"data_dir": str(root), "sets": {entry.name: _as_json(entry) for entry in found}})
+        return
+    table = Table("name", "what it is", "there", box=None, header_style="bold")
+    table.add_column("where, or how to get it", overflow="fold")
+    for entry in found:
+        partly = f"{size(entry.fetched)} so far" if entry.fetched else "[red]no[/]"
+        where = f"{entry.located.path} ({entry.located.layout})" if entry.located else entry.advice
+        table.add_row(entry.name, entry.title, "[green]yes[/]" if entry.located else partly, escape(where))
+    out.print(table)
+
+
+@app.command()
+def fetch(name: Name = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """Download what is published freely; a download that broke goes on, and the checksum is compared."""
+    root = data_folder(data_dir)
+    fetched = {}
+    for entry in [name] if name else ARCHIVES:
+        with _download_bar(entry) as advance:
+            fetched[entry] = str(catalog.fetch(entry, root, advance))
+        if not json:
+            out.print(f"{entry}: {fetched[entry]}", markup=False, highlight=False, soft_wrap=True)
+    if json:
+        print_json({"data_dir": str(root), "sets": fetched})
+
+
+@app.command()
+def check(name: Name = None, data_dir: DataDir = None, json: Json = False) -> None:
+    """Read what is there to its last byte and compare it with what was published."""
+    root = data_folder(data_dir)
+    results: dict[str, dict[str, str | bool]] = {}
+    for entry in [name] if name else [each for each in _names(None) if catalog.status(each, root).located]:
+        try:
+            with _check_bar(entry) as advance:
+                results[entry] = {"right": True, "found": catalog.check(entry, root, advance)}
+        except DataError as error:
+            results[entry] = {"right": False, "found": str(error)}
+        if not json:
+            where = out if results[entry]["right"] else err
+            where.print(f"{entry}: {results[entry]['found']}", markup=False, highlight=False, soft_wrap=True)
+    if json:
+        print_json({"data_dir": str(root), "sets": results})
+    if not all(result["right"] for result in results.values()):
+        raise typer.Exit(1)
+
+
+def _names(name: str | None) -> list[str]:
+    return list(catalog.DATASETS) if name is None else [name]
+
+
+def _as_json(entry: catalog.Status) -> dict[str, object]:
+    return {
+        "title": entry.title,
+        "there": entry.located is not None,
+        "path": str(entry.located.path) if entry.located else None,
+        "layout": entry.located.layout if entry.located else None,
+        "fetched_bytes": entry.fetched,
+        "advice": entry.advice,
+    }
+
+
+@contextmanager
+def _download_bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    hidden = not err.is_terminal
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True, disable=hidden) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def _check_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    with progress_bar() as progress:
+        task = progress.add_task(label, total=None, note="")
+        yield lambda done, total: progress.update(task, completed=done, total=total)
