@@ -13,8 +13,6 @@ from iterand import distributions, philox, selection
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU: torch.cuda.is_available() is False"),
-    # Masked weights are made anew in each pass, so cuDNN cannot have them in one block, and says so.
-    pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk of memory"),
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature"),
 ]
 

@@ -248,6 +248,19 @@ def test_folding_a_part_leaves_the_rest_masked():
     model(SEQUENCE).sum().backward()
 
 
+def test_a_parametrization_on_top_of_a_mask_is_not_folded_away():
+    class Double(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return 2 * weight
+
+    model = iterand.prune_(nn.Sequential(nn.Linear(8, 8)), 0.5)
+    nn.utils.parametrize.register_parametrization(model[0], "weight", Double())
+    expected = model(SEQUENCE)
+    with pytest.raises(ValueError, match=r"'0\.weight' has another parametrization on top of its mask"):
+        iterand.fold_(model)
+    assert torch.equal(model(SEQUENCE), expected)
+
+
 def test_wrappers_are_looked_through():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     wrapped = torch.compile(model, backend="eager")

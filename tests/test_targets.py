@@ -240,3 +240,25 @@ def test_lazy_empty_and_complex_weights_are_refused():
     empty.weight = nn.Parameter(torch.empty(0, 4))
     with pytest.raises(ValueError, match="is empty"):
         iterand.prune_(empty, 0.5)
+
+
+def test_a_weight_that_something_else_computes():
+    model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.Linear(8, 8))
+    with pytest.raises(ValueError, match=r"'0\.weight' has a parametrization already; remove it first, or exclude"):
+        iterand.prune_(model, 0.5)
+    assert list(iterand.masked_layers(iterand.prune_(copy.deepcopy(model), 0.5, exclude="0*"))) == ["1.weight"]
+    assert list(iterand.masked_layers(iterand.prune_(model, 0.5, include="1"))) == ["1.weight"]
+
+
+def test_a_model_wrapped_for_many_processes_is_refused(tmp_path):
+    """The wrapper fixed which gradients it exchanges: the scores would not be among them."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = iterand.prune_(three(), 0.5, ranking="global")
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        wrapped(torch.ones(2, 10)).sum().backward()
+        assert all(score.grad is not None for score in iterand.scores(wrapped))
+        with pytest.raises(ValueError, match="DistributedDataParallel already; prune_ it first, then wrap it"):
+            iterand.prune_(nn.parallel.DistributedDataParallel(three()), 0.5)
+    finally:
+        torch.distributed.destroy_process_group()

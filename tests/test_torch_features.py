@@ -1,6 +1,7 @@
 """A pruned model under what torch does with models: copies, states, precisions, functional calls."""
 
 import copy
+import inspect
 import io
 
 import pytest
@@ -147,6 +148,24 @@ def test_an_averaged_model(mlp):
     average.update_parameters(model)
     assert torch.equal(average(mlp.images), model(mlp.images))
     assert len(iterand.scores(average)) == 2
+
+
+@RANKINGS
+def test_the_model_keeps_its_signature(options):
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, tokens: Tensor, scale: float = 1.0) -> Tensor:
+            """Classify."""
+            return self.linear(tokens) * scale
+
+    model = iterand.prune_(Classifier(), 0.6, **options)
+    assert inspect.signature(model.forward) == inspect.signature(Classifier().forward)
+    assert model.forward.__doc__ == "Classify."
+    assert isinstance(model, Classifier)
+    assert torch.equal(model(tokens=INPUTS, scale=2.0), 2 * model(INPUTS))
 
 
 def test_a_model_without_storage():
