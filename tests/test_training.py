@@ -29,6 +29,7 @@ VARIANTS = {
     "magnitude, erk": ["rank_by=magnitude", "allocation=erk"],
     "bfloat16, channels last": ["precision=bfloat16", "channels_last=true"],
     "all of the data": ["drop_last=false"],
+    "imp": ["method.name=imp", "rounds=1", "sparsity=0.9", "learning_rate.initial=0.02"],
 }
 
 

@@ -40,7 +40,7 @@ def train(
     if json:
         print_json({"run": str(where.path), "name": settled.name, "seed": settled.seed, **result})
         return
-    trained = "all trained" if settled.method.name == "sgd" else "none ever trained"
+    trained = "all trained" if settled.method.trains_weights else "none ever trained"
     out.print(f"test accuracy  [bold]{result['test_accuracy']:.2f} %[/]  (loss {result['test_loss']:.4f})")
     out.print(f"weights        {result['kept']:,} of {result['weights']:,} kept, {trained}")
     if "ticket_bytes" in result:

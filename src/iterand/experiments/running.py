@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 from iterand.data import Dataset, Split, load_data
+from iterand.data.sequences import TextSplit
 from iterand.errors import CheckpointError
 from iterand.masking import masked_layers
 from iterand.networks import build_network
 from iterand.ticket import load_ticket, read_ticket, save_ticket
 from iterand.training import checkpoint, environment, recipe_file
 from iterand.training.folder import TICKET, RunFolder
+from iterand.training.imp import pruned_count
 from iterand.training.loop import Observer, Silent, evaluate, steps_per_epoch, train
 from iterand.training.recipe import Recipe
 from iterand.training.session import Session
@@ -47,7 +49,7 @@ def run(
         train(session, data, folder, observer or Silent())
         record = {
             "format": RECORD_FORMAT,
-            "recipe": asdict(recipe),
+            "recipe": recipe_file.as_dict(recipe),
             "result": _result(session, data, folder),
             "metrics": session.metrics,
             "seconds": session.seconds,
@@ -78,14 +80,31 @@ def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = No
 
 
 def _load(recipe: Recipe, device: torch.device, data_dir: Path | None) -> Dataset[Split]:
-    return load_data(recipe.data.name, device, data_dir)
+    chosen = recipe.data
+    return load_data(
+        chosen.name,
+        device,
+        data_dir,
+        augmentation=chosen.augmentation,
+        normalization=chosen.normalization,
+        limit=chosen.limit or None,
+    )
 
 
 def _session(recipe: Recipe, data: Dataset[Split], device: torch.device) -> Session:
-    network = build_network(
-        recipe.network.name, width_factor=recipe.network.width_factor, classes=data.classes, seed=recipe.seed
-    )
+    network = build_network(**_network(recipe, data), seed=recipe.seed)
     return Session(recipe, network, steps_per_epoch(recipe, data), device)
+
+
+def _network(recipe: Recipe, data: Dataset[Split]) -> dict[str, Any]:
+    """Name and options of the network; what the recipe leaves open the data decide."""
+    options = asdict(recipe.network)
+    options["classes"] = options["classes"] or data.classes
+    words = len(data.train.vocabulary) if isinstance(data.train, TextSplit) else 0
+    options["vocabulary_size"] = options["vocabulary_size"] or words
+    if not options["vocabulary_size"]:
+        del options["vocabulary_size"]
+    return options
 
 
 def _result(session: Session, data: Dataset[Split], folder: RunFolder) -> dict[str, Any]:
@@ -98,12 +117,12 @@ def _result(session: Session, data: Dataset[Split], folder: RunFolder) -> dict[s
         "test_loss": test["loss"],
         "validation_accuracy": session.metrics[-1]["validation_accuracy"],
         "weights": sum(layer.weight.numel() for layer in layers) if layers else weights,
-        "kept": sum(int(layer.mask.sum()) for layer in layers) if layers else weights,
+        "kept": sum(int(layer.mask.sum()) for layer in layers) if layers else weights - pruned_count(model),
         "model_sha256": _fingerprint(model),
     }
     if layers:
         path = folder.path / TICKET
-        save_ticket(model, path, recipe=asdict(recipe), metrics=dict(result))
+        save_ticket(model, path, recipe=asdict(recipe) | {"network": _network(recipe, data)}, metrics=dict(result))
         result["ticket_bytes"] = path.stat().st_size
     result["float32_bytes"] = 4 * result["weights"]
     return result

@@ -94,7 +94,7 @@ def evaluate(model: nn.Module, split: Split, recipe: Recipe) -> dict[str, float]
 def _begin_epoch(session: Session, split: Split) -> Iterator[Batch]:
     """Set the epoch's learning rate; give the batches that are left of it."""
     recipe = session.recipe
-    rate = learning_rate(recipe.learning_rate, session.epoch, recipe.training.epochs)
+    rate = learning_rate(recipe.learning_rate, session.epoch % recipe.phase_epochs, recipe.phase_epochs)
     for group in session.optimizer.param_groups:
         group["lr"] = rate
     session.model.train()

@@ -1,11 +1,14 @@
 """The methods: what each does to a network before the loop, and once an iteration within it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import nn
+from torch.optim import Optimizer
 
 from iterand import IterativeRandomization, SparsitySchedule, prune_, scores
+from iterand.training.imp import IterativeMagnitudePruning
 from iterand.training.recipe import Recipe
 
 
@@ -27,17 +30,22 @@ class Stepper(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A network ready for the loop: what the optimizer trains, and what steps after it."""
+    """A network ready for the loop: what the optimizer trains, what steps after it, what is done between epochs."""
 
     parameters: list[nn.Parameter]
     steppers: list[Stepper] = field(default_factory=list)
+    begin_epoch: Callable[[int, Optimizer], None] = lambda epoch, optimizer: None
 
 
 def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
     """Make a freshly built network ready for the method of a recipe."""
     method = recipe.method
-    if method.name == "sgd":
-        return Prepared([parameter for parameter in model.parameters() if parameter.requires_grad])
+    if method.trains_weights:
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if method.name == "sgd":
+            return Prepared(parameters)
+        pruning = IterativeMagnitudePruning(model, method.sparsity, method.rounds, recipe.phase_epochs)
+        return Prepared(parameters, [pruning], pruning.begin_epoch)
     prune_(
         model,
         method.sparsity,

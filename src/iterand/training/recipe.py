@@ -5,11 +5,13 @@ from typing import Any
 
 from iterand import distributions, masking, selection
 from iterand import sparsity as sparsities
+from iterand.data import AUGMENTATIONS, NORMALIZATIONS
 from iterand.errors import RecipeError
 
-METHODS = ("sgd", "edge_popup", "iterand")
+METHODS = ("sgd", "edge_popup", "iterand", "imp")
 LEARNING_RATES = ("constant", "cosine", "multi_step", "warmup_cosine")
 PRECISIONS = ("float32", "bfloat16")
+SCALES = ("full", "tiny")
 
 
 def _number(default: Any, low: float | None = None, high: float | None = None) -> Any:
@@ -25,7 +27,9 @@ class DataRecipe:
     """What is learned."""
 
     name: str = "digits"
-    augmentation: str = "none"
+    augmentation: str = _choice("none", *AUGMENTATIONS)
+    normalization: str = _choice("default", *NORMALIZATIONS)
+    """Whose mean and deviation pixels are normalised by."""
     limit: int = _number(0, 0)
     """Use only so many examples of each part; 0 for all."""
     drop_last: bool = True
@@ -38,6 +42,9 @@ class NetworkRecipe:
 
     name: str = "digits_conv"
     width_factor: float = _number(1.0, 1e-6)
+    classes: int = _number(0, 0)
+    vocabulary_size: int = _number(0, 0)
+    """Both come from the data where they are 0."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,13 @@ class MethodRecipe:
     """Over which share of the iterations the sparsity rises."""
     period: int = _number(300, 1)
     rate: float = _number(0.1, 0, 1)
+    rounds: int = _number(3, 1)
+    """For ``imp``: how often weights are pruned and the others rewound."""
+
+    @property
+    def trains_weights(self) -> bool:
+        """Whether weights are trained, and not only chosen."""
+        return self.name in ("sgd", "imp")
 
     def __post_init__(self) -> None:
         for key in ("weight_distribution", "score_distribution"):
@@ -108,6 +122,8 @@ class Recipe:
     name: str = "unnamed"
     description: str = ""
     seed: int = _number(0, 0, (1 << 63) - 1)
+    scale: str = _choice("full", *SCALES)
+    """``tiny`` marks a dry run, so that nobody takes it for a real one."""
     data: DataRecipe = field(default_factory=DataRecipe)
     network: NetworkRecipe = field(default_factory=NetworkRecipe)
     method: MethodRecipe = field(default_factory=MethodRecipe)
@@ -115,9 +131,24 @@ class Recipe:
     learning_rate: LearningRateRecipe = field(default_factory=LearningRateRecipe)
     training: TrainingRecipe = field(default_factory=TrainingRecipe)
 
+    @property
+    def phases(self) -> int:
+        """How often the network is trained from its start: once, but for iterative magnitude pruning."""
+        return self.method.rounds + 1 if self.method.name == "imp" else 1
+
+    @property
+    def phase_epochs(self) -> int:
+        """The epochs of each of these; ``training.epochs`` counts all."""
+        return self.training.epochs // self.phases
+
     def __post_init__(self) -> None:
         rate, epochs = self.learning_rate, self.training.epochs
-        if rate.schedule == "warmup_cosine" and rate.warmup_epochs + rate.final_epochs >= epochs:
+        if epochs % self.phases:
+            raise RecipeError(
+                f"training.epochs is {epochs}, but imp with method.rounds = {self.method.rounds} trains {self.phases} "
+                f"times; make it a multiple of {self.phases}"
+            )
+        if rate.schedule == "warmup_cosine" and rate.warmup_epochs + rate.final_epochs >= self.phase_epochs:
             raise RecipeError(
                 f"learning_rate.warmup_epochs and final_epochs take {rate.warmup_epochs + rate.final_epochs} epochs, "
                 f"training.epochs is {epochs}; make training.epochs larger"

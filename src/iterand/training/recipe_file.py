@@ -49,7 +49,8 @@ def read(path: Path) -> Recipe:
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:
     """The whole recipe as nested tables."""
-    return asdict(recipe)
+    values: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))  # lists, as in a file, not tuples
+    return values
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -121,11 +122,9 @@ def _unknown(key: str) -> str:
     known = [*schema.recipe_keys(), *schema.SECTIONS]
     if key in schema.SECTIONS:
         return f"recipe key {key!r} is a table; its keys are {', '.join(n for n in known if n.startswith(f'{key}.'))}"
-    by_last = {name.rpartition(".")[2]: name for name in known}
-    close = difflib.get_close_matches(key, known, n=1) or [
-        by_last[last] for last in difflib.get_close_matches(key.rpartition(".")[2], by_last, n=1)
-    ]
-    hint = f"did you mean {close[0]!r}?" if close else f"its tables are {', '.join(schema.SECTIONS)}"
+    names = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
+    close = difflib.get_close_matches(key, names, n=1) or difflib.get_close_matches(key.rpartition(".")[2], names, n=1)
+    hint = f"did you mean {names[close[0]]!r}?" if close else f"its tables are {', '.join(schema.SECTIONS)}"
     return f"recipe has no key {key!r}; {hint}"
 
 

@@ -27,6 +27,7 @@ class Session:
         prepared = prepare(model, recipe, steps_per_epoch * recipe.training.epochs)
         self.model = model
         self.steppers: list[Stepper] = prepared.steppers
+        self._prepare_epoch = prepared.begin_epoch
         self.parameters = prepared.parameters
         self.optimizer = torch.optim.SGD(
             self.parameters,
@@ -49,6 +50,7 @@ class Session:
         self.epoch, self.step, self.seen = epoch, 0, 0
         self.loss_sum.zero_()
         self.correct.zero_()
+        self._prepare_epoch(epoch, self.optimizer)
 
     def capture(self) -> Checkpoint:
         """All of it. Masked weights are left out: the draws say what they are."""
