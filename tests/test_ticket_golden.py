@@ -38,9 +38,13 @@ class Reader:
 
     def state(self) -> dict[str, np.ndarray]:
         state = {}
+        streams = self.tensors["streams"][2]
         for layer in self.header["layers"]:
             layer = {**self.header["shared"], **layer}
-            state[layer["name"]] = self.layer(layer)
+            mask, value = layer["streams"]
+            state[layer["name"]] = self.layer(layer, streams[:mask], streams[mask : mask + value])
+            streams = streams[mask + value :]
+        assert streams == b""
         assert self.digest.hexdigest() == self.header["weights_sha256"]
         for name, (dtype, shape, element) in self.header["filled"].items():
             value = np.frombuffer(bytes.fromhex(element), dtype=SIZES[dtype])[0]
@@ -54,12 +58,14 @@ class Reader:
             state[name] = state[same]
         return state
 
-    def layer(self, layer: dict) -> np.ndarray:
+    def layer(self, layer: dict, mask_stream: bytes, value_stream: bytes) -> np.ndarray:
         """Sections 4 and 5: which weights are kept, and what they are."""
-        name, count = layer["name"], math.prod(layer["shape"])
+        count = math.prod(layer["shape"])
         kept = sum(number for _, number in layer["counts"])
-        mask = self.symbols(f"mask:{name}", [count - kept, kept]) if 0 < kept < count else [int(kept > 0)] * count
-        told = [layer["counts"][symbol][0] for symbol in self.symbols(f"value:{name}", [c for _, c in layer["counts"]])]
+        mask = self.symbols(mask_stream, [count - kept, kept]) if 0 < kept < count else [int(kept > 0)] * count
+        told = [layer["counts"][symbol][0] for symbol in self.symbols(value_stream, [c for _, c in layer["counts"]])]
+        padded = [*mask, *[0] * (-count % 8)]
+        self.digest.update(bytes(int("".join(map(str, padded[i : i + 8])), 2) for i in range(0, count, 8)))
         weights = np.zeros(count, dtype=np.float32)
         for index, value in zip([i for i, keep in enumerate(mask) if keep], told):
             level = value if layer["stored"] == "level" else self.level(layer, index, value)
@@ -99,11 +105,11 @@ class Reader:
             k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
         return c
 
-    def symbols(self, name: str, counts: list[int]) -> list[int]:
+    def symbols(self, data: bytes, counts: list[int]) -> list[int]:
         """Section 3."""
         alphabet, total = len(counts), sum(counts)
         if alphabet == 1:
-            assert name not in self.tensors
+            assert data == b""
             return [0] * total
         size = 1
         while alphabet ** (size + 1) <= 256:
@@ -114,7 +120,6 @@ class Reader:
         frequency = [share + 1 for share in shares]
         frequency[shares.index(max(shares))] += 2**24 - sum(frequency)
 
-        data = self.tensors[name][2]
         words = list(struct.unpack(f"<{len(data) // 4}I", data))
         assert words[-1] != 0
         state = 0

@@ -51,7 +51,7 @@ class Cost:
 
 def entropy_bound(layer: LayerHeader) -> float:
     """Bits: the entropy of the mask and of what tells the kept weights, under their measured frequencies."""
-    return coding.entropy(mask_counts(layer)) + coding.entropy([count for _, count in layer.counts])
+    return coding.entropy(mask_counts(layer.size, layer.kept)) + coding.entropy([count for _, count in layer.counts])
 
 
 def cost(ticket: Ticket) -> Cost:

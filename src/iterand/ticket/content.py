@@ -55,7 +55,7 @@ def content(model: nn.Module) -> Content:
     for name, value in state.items():
         described = first.setdefault(_identity(value), name) if value.numel() else name
         if described == name:
-            tensors[name] = value.detach().to("cpu").contiguous()
+            tensors[name] = value.detach().to("cpu", copy=True).contiguous()  # views of one memory part here
         else:
             aliases[name] = described
     return Content(layers, tensors, aliases)

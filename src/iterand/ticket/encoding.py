@@ -12,7 +12,7 @@ from iterand.masking import MaskedLayer
 from iterand.parametrization import Mask, calculate_masks
 from iterand.ticket import coding, container, draws, schema
 from iterand.ticket.header import LayerHeader
-from iterand.ticket.layers import TicketLayer, drawn, kept_indices, mask_counts
+from iterand.ticket.layers import TicketLayer, drawn, kept_indices, mask_counts, update
 
 
 class _Told(NamedTuple):
@@ -32,7 +32,7 @@ class _Told(NamedTuple):
 
 
 def encode_layers(layers: Mapping[str, MaskedLayer]) -> tuple[list[TicketLayer], str]:
-    """All masked tensors, and the SHA-256 of their kept weights."""
+    """All masked tensors, and the SHA-256 of what they hold."""
     masks = [mask.to("cpu") for mask in calculate_masks([layer.parametrization for layer in layers.values()])]
     indices = [kept_indices(mask) for mask in masks]
     kept_draws = [_at(layer.draw, index) for layer, index in zip(layers.values(), indices)]
@@ -44,7 +44,7 @@ def encode_layers(layers: Mapping[str, MaskedLayer]) -> tuple[list[TicketLayer],
     for layer, mask, index, draw in zip(layers.values(), masks, indices, kept_draws):
         told = _tell(layer, index, draw, by_place=coins <= draws.MAX_COINS)
         encoded.append(_encode(layer, mask, told))
-        digest.update(told.values.numpy().astype("<f4", copy=False).data)
+        update(digest, mask, told.values)
     return encoded, digest.hexdigest()
 
 
@@ -52,6 +52,9 @@ def _encode(layer: MaskedLayer, mask: Tensor, told: _Told) -> TicketLayer:
     if len(told.counts) > schema.MAX_ALPHABET:
         raise ValueError(f"{layer.name!r} holds {len(told.counts)} different draws; the limit is {schema.MAX_ALPHABET}")
     state = layer.parametrization
+    size, kept = mask.numel(), len(told.symbols)
+    mask_stream = coding.encode(mask.reshape(-1).numpy().view(np.uint8), mask_counts(size, kept))
+    value_stream = coding.encode(told.symbols, list(told.counts.values()))
     header = LayerHeader(
         name=layer.name,
         shape=tuple(mask.shape),
@@ -61,13 +64,9 @@ def _encode(layer: MaskedLayer, mask: Tensor, told: _Told) -> TicketLayer:
         history=tuple(state.history),
         stored=told.stored,
         counts=tuple(told.counts.items()),
+        streams=(len(mask_stream), len(value_stream)),
     )
-    pruned_or_kept = mask.reshape(-1).numpy().view(np.uint8)
-    return TicketLayer(
-        header,
-        coding.encode(pruned_or_kept, mask_counts(header)),
-        coding.encode(told.symbols, list(told.counts.values())),
-    )
+    return TicketLayer(header, mask_stream, value_stream)
 
 
 def _tell(layer: MaskedLayer, index: Tensor, draw: Tensor, *, by_place: bool) -> _Told:

@@ -14,7 +14,7 @@ from iterand.ticket import draws, schema
 FORMAT = 1
 # A ticket may describe this many elements, and more only if its bytes account for them: what it takes to open a file
 # from a stranger is bounded by the file.
-FREE_ELEMENTS = 1 << 28
+FREE_ELEMENTS = 1 << 26
 ELEMENTS_A_BYTE = 1 << 10
 MAX_SHARED_RUNS = 1 << 22  # runs of the history times layers that share it
 
@@ -45,6 +45,8 @@ class LayerHeader:
     its draw."""
     counts: tuple[tuple[int, int], ...]
     """(level, place or round; how many kept weights have it), ascending."""
+    streams: tuple[int, int]
+    """How many bytes the streams of mask and values have."""
 
     @cached_property
     def size(self) -> int:
@@ -80,7 +82,7 @@ class Header:
     supports: dict[str, tuple[int, ...] | None]
     """The levels of each distribution, where they are few."""
     weights_sha256: str
-    """SHA-256 of the kept weights of all layers in order, as little-endian float32 numbers."""
+    """SHA-256 of masks and kept weights of all layers, as they come out of the streams."""
     package: str
     filled: dict[str, Filled] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
@@ -169,6 +171,7 @@ def _layer_to_json(layer: LayerHeader) -> dict[str, Any]:
         "history": [list(run) for run in layer.history],
         "stored": layer.stored,
         "counts": [list(pair) for pair in layer.counts],
+        "streams": list(layer.streams),
     }
 
 
@@ -184,6 +187,7 @@ def _layer_from_json(loaded: Mapping[str, Any], supports: Mapping[str, tuple[int
         history=tuple((threshold, count) for threshold, count in known["history"]),
         stored=known["stored"],
         counts=tuple((value, count) for value, count in known["counts"]),
+        streams=(known["streams"][0], known["streams"][1]),
     )
     if layer.kept > layer.size:
         raise TicketError(f"{where} keeps {layer.kept} of {layer.size} weights")

@@ -1,5 +1,6 @@
 """One masked tensor in a ticket: from its streams back to mask, draws and weights."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,11 +26,9 @@ class TicketLayer:
 
     def mask(self) -> Tensor:
         """m: true where the weight is kept."""
-        kept = self.header.kept
-        if 0 < kept < self.header.size:
-            flat = self._decoded("mask", self.mask_stream, mask_counts(self.header), np.array([False, True]))
-        else:
-            flat = self._decoded("mask", self.mask_stream, mask_counts(self.header), np.array([kept > 0]))
+        size, kept = self.header.size, self.header.kept
+        values = np.array([False, True] if 0 < kept < size else [kept > 0])
+        flat = self._decoded("mask", self.mask_stream, mask_counts(size, kept), values)
         return torch.from_numpy(flat).view(self.header.shape)
 
     def levels(self) -> Tensor | None:
@@ -62,13 +61,15 @@ class TicketLayer:
         draw = cast(Tensor, self.draws(mask))
         return drawn(self.header.settings, self._distribution(), kept_indices(mask), draw)
 
-    def weight(self) -> tuple[Tensor, Tensor]:
-        """θ ⊙ m in the type of the model, and the kept weights it is made of."""
+    def weight(self, digest: "hashlib._Hash | None" = None) -> Tensor:
+        """θ ⊙ m in the type of the model; what it is made of goes to the digest."""
         mask = self.mask()
         values = self.values(mask)
+        if digest is not None:
+            update(digest, mask, values)
         dense = torch.zeros(self.header.size)
         dense[kept_indices(mask)] = values
-        return dense.view(self.header.shape).to(container.DTYPES[self.header.dtype]), values
+        return dense.view(self.header.shape).to(container.DTYPES[self.header.dtype])
 
     @property
     def _key(self) -> philox.Key:
@@ -103,14 +104,20 @@ class TicketLayer:
             raise TicketError(f"the {what} stream of layer {self.header.name!r} cannot be read: {error}") from None
 
 
+def update(digest: "hashlib._Hash", mask: Tensor, values: Tensor) -> None:
+    """Take a layer into the digest: its mask, eight weights a byte, then the kept weights as float32."""
+    digest.update(np.packbits(mask.numpy()).data)
+    digest.update(values.numpy().astype("<f4", copy=False).data)
+
+
 def kept_indices(mask: Tensor) -> Tensor:
     """The indices of the kept weights, ascending."""
     return torch.from_numpy(np.flatnonzero(mask.numpy()))  # several times faster than torch's own
 
 
-def mask_counts(header: LayerHeader) -> list[int]:
+def mask_counts(size: int, kept: int) -> list[int]:
     """How many weights are pruned and kept; one number if it is all of them."""
-    return [count for count in (header.size - header.kept, header.kept) if count]
+    return [count for count in (size - kept, kept) if count]
 
 
 def drawn(settings: Settings, distribution: distributions.Distribution, index: Tensor, draw: Tensor) -> Tensor:

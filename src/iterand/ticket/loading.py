@@ -33,23 +33,26 @@ def load_ticket(path: str | os.PathLike[str], model: nn.Module | None = None) ->
     """
     ticket = read_ticket(path)
     try:
-        if model is None:
-            network = _built(ticket)
-            network.load_state_dict(ticket.state_dict(), assign=True)
-            return network.eval()
-        root = unwrap(model)
-        if masked_layers(root):
-            raise ValueError(
-                "the model is masked; load_ticket fills ordinary ones (to go on searching: Ticket.resume_)"
-            )
-        check_fits(ticket, root)
-        root.load_state_dict(ticket.state_dict())
+        return load(ticket, model)
     except TicketError as error:
         raise TicketError(f"ticket {str(path)!r}: {error}") from None
+
+
+def load(ticket: Ticket, model: nn.Module | None = None) -> nn.Module:
+    """The network of a ticket that was opened; see ``load_ticket``."""
+    if model is None:
+        network = _built(ticket)
+        network.load_state_dict(ticket.state_dict(), assign=True)
+        return network.eval()
+    root = unwrap(model)
+    if masked_layers(root):
+        raise ValueError("the model is masked; load_ticket fills ordinary ones (to go on searching: Ticket.resume_)")
+    _check_fits(ticket, root)
+    root.load_state_dict(ticket.state_dict())
     return model
 
 
-def check_fits(ticket: Ticket, model: nn.Module) -> None:
+def _check_fits(ticket: Ticket, model: nn.Module) -> None:
     """Refuse a model whose tensors have other names, shapes or types than the ticket's."""
     expected = ticket.shapes()
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
@@ -75,8 +78,9 @@ def _built(ticket: Ticket) -> nn.Module:
         with torch.device("meta"), _OnPaper():
             network = build_network(**cast(Any, options))
     except Exception as error:
-        raise TicketError(f"the network of its recipe cannot be built: {error}") from None
-    check_fits(ticket, network)
+        reason = str(error).partition("\n")[0]
+        raise TicketError(f"the network of its recipe cannot be built: {reason}") from None
+    _check_fits(ticket, network)
     return network
 
 

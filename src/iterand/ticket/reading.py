@@ -54,8 +54,7 @@ class Ticket:
         state: dict[str, Tensor] = {}
         digest = hashlib.sha256()
         for name, layer in self.layers.items():
-            state[name], values = layer.weight()
-            digest.update(values.numpy().astype("<f4", copy=False).data)
+            state[name] = layer.weight(digest)
         if digest.hexdigest() != self.header.weights_sha256:
             raise TicketError(
                 "the weights it gives here are not the ones that were saved; are the distributions "
@@ -100,12 +99,18 @@ def parse(data: bytes) -> Ticket:
     header = from_json(loaded, len(data))
     stored = {name.removeprefix("tensor:"): tensors.pop(name) for name in list(tensors) if name.startswith("tensor:")}
     _check_stored(header, stored)
-    layers = {
-        layer.name: TicketLayer(layer, _stream(tensors, f"mask:{layer.name}"), _stream(tensors, f"value:{layer.name}"))
-        for layer in header.layers
-    }
+    streams = _bytes(tensors.pop("streams", torch.empty(0, dtype=torch.uint8)))
     for name in tensors:
-        raise TicketError(f"it has a stream {name!r} that belongs to no layer")
+        raise TicketError(f"it has a tensor {name!r}, which no ticket has")
+    expected = sum(sum(layer.streams) for layer in header.layers)
+    if len(streams) != expected:
+        raise TicketError(f"the streams of its layers have {expected} bytes, and there are {len(streams)}")
+    layers: dict[str, TicketLayer] = {}
+    start = 0
+    for layer in header.layers:
+        middle, end = start + layer.streams[0], start + sum(layer.streams)
+        layers[layer.name] = TicketLayer(layer, streams[start:middle], streams[middle:end])
+        start = end
     return Ticket(header, layers, stored, len(data))
 
 
@@ -129,13 +134,12 @@ def _check_stored(header: Header, stored: Mapping[str, Tensor]) -> None:
             raise TicketError(f"tensor {name!r} is of truth values, but has others than 0 and 1")
 
 
-def _stream(tensors: dict[str, Tensor], name: str) -> bytes:
-    stream = tensors.pop(name, None)
-    if stream is None:
-        return b""
-    if stream.dtype != torch.uint8 or stream.dim() != 1 or len(stream) == 0:
-        raise TicketError(f"{name!r} is {stream.dtype} of shape {list(stream.shape)}; a stream is a list of bytes")
-    return stream.numpy().tobytes()
+def _bytes(streams: Tensor) -> bytes:
+    if streams.dtype != torch.uint8 or streams.dim() != 1:
+        raise TicketError(
+            f"its streams are {streams.dtype} of shape {list(streams.shape)}; they must be a list of bytes"
+        )
+    return streams.numpy().tobytes()
 
 
 def _full(filled: Filled) -> Tensor:

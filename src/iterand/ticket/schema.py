@@ -43,7 +43,7 @@ def _share(value: Any) -> bool:
 
 
 def _float32(value: Any) -> bool:
-    return _number(value) and abs(value) <= np.finfo(np.float32).max and float(np.float32(value)) == value
+    return _number(value) and abs(value) <= _LARGEST and float(np.float32(value)) == value
 
 
 def _text(value: Any) -> bool:
@@ -88,10 +88,15 @@ def _levels(value: Any) -> bool:
 
 
 def _object(value: Any) -> bool:
-    return value is None or isinstance(value, dict)
+    return isinstance(value, dict)
+
+
+def _object_or_null(value: Any) -> bool:
+    return value is None or _object(value)
 
 
 _HIGHEST_LEVEL = 1 << 24  # and the highest draw
+_LARGEST = float(np.finfo(np.float32).max)
 _dtype = _one_of(*container.DTYPES)
 _any_shape = _list_of(_whole(0, 1 << 40), 16)
 
@@ -118,17 +123,18 @@ LAYER: Fields = {
     "shape": (_list_of(_whole(1, 1 << 40), 16), "a list of whole numbers of at least 1"),
     **SHARED,
     "counts": (_counts, "an ascending list of [value, count]"),
+    "streams": (lambda value: _any_shape(value) and len(value) == 2, "two numbers of bytes"),
 }
 TOP: Fields = {
     "format": (_whole(1), "a whole number"),
     "iterand": (_text, "a version"),
     "distributions": (_map_of(_levels), "an object of lists of levels"),
     "weights_sha256": (_digits(64), "64 hexadecimal digits"),
-    "shared": (lambda value: isinstance(value, dict), "an object"),
-    "layers": (_list_of(lambda layer: isinstance(layer, dict), MAX_LAYERS), "a list of objects"),
+    "shared": (_object, "an object"),
+    "layers": (lambda value: _list_of(_object, MAX_LAYERS)(value) and len(value) > 0, "a list of objects"),
     "filled": (_map_of(_filled), "an object of [type, shape, element]"),
     "aliases": (_map_of(_text), "an object of names"),
     "cast": (_map_of(_dtype), "an object of types"),
-    "recipe": (_object, "an object or null"),
-    "metrics": (_object, "an object or null"),
+    "recipe": (_object_or_null, "an object or null"),
+    "metrics": (_object_or_null, "an object or null"),
 }

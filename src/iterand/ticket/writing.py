@@ -50,10 +50,9 @@ def ticket_bytes(
     kept = content(model)
     layers, digest = encode_layers(kept.layers)
     tensors: dict[str, Tensor] = {}
-    for layer in layers:
-        for kind, stream in (("mask", layer.mask_stream), ("value", layer.value_stream)):
-            if stream:
-                tensors[f"{kind}:{layer.header.name}"] = torch.frombuffer(bytearray(stream), dtype=torch.uint8)
+    streams = bytearray().join(layer.mask_stream + layer.value_stream for layer in layers)
+    if streams:
+        tensors["streams"] = torch.frombuffer(streams, dtype=torch.uint8)
     filled: dict[str, Filled] = {}
     cast: dict[str, str] = {}
     for name, value in kept.tensors.items():

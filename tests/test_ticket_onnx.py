@@ -1,0 +1,125 @@
+import importlib.util
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import iterand
+from iterand.errors import IterandError, MissingExtraError
+from iterand.networks import build_network
+from ticket_models import searched
+
+onnx = pytest.importorskip("onnx", reason="ONNX export is an extra: pip install 'iterand[onnx]'")
+onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX export is an extra: pip install 'iterand[onnx]'")
+
+from iterand.ticket import onnx as exporter  # noqa: E402
+
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+NETWORK = {"name": "resnet20", "width_factor": 0.5}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    model = searched(build_network(**NETWORK), 2, 0.5, weights="signed_constant")
+    model(IMAGES)  # batch norm has seen something
+    path = tmp_path_factory.mktemp("onnx") / "a.ticket"
+    iterand.save_ticket(model, path, recipe={"network": NETWORK})
+    return iterand.read_ticket(path), iterand.load_ticket(path)
+
+
+@pytest.fixture(scope="module")
+def exported(saved, tmp_path_factory):
+    path = tmp_path_factory.mktemp("onnx") / "a.onnx"
+    return path, exporter.export_onnx(*saved, (IMAGES,), path)
+
+
+def test_onnxruntime_computes_what_torch_does_for_any_batch(saved, exported):
+    path, report = exported
+    assert report.bytes == path.stat().st_size
+    assert report.difference < 1e-5
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    more = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    (found,) = session.run(None, {session.get_inputs()[0].name: more.numpy()})
+    with torch.no_grad():
+        np.testing.assert_allclose(found, saved[1](more).numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_four_bits_and_lose_nothing(saved, exported):
+    ticket, network = saved
+    proto = onnx.load(exported[0])
+    onnx.checker.check_model(proto)
+    assert {entry.version for entry in proto.opset_import if entry.domain == ""} == {21}
+    assert set(exported[1].whole_numbers) == set(ticket.layers)
+    initializers = {tensor.name: tensor for tensor in proto.graph.initializer}
+    state = network.state_dict()
+    for name in ticket.layers:
+        levels = initializers[f"{name}.levels"]
+        assert levels.data_type == onnx.TensorProto.INT4
+        assert len(levels.raw_data) == -(-state[name].numel() // 2)
+        unit = onnx.numpy_helper.to_array(initializers[f"{name}.unit"])
+        values = onnx.numpy_helper.to_array(levels).astype(np.float32) * unit
+        assert np.array_equal(values, state[name].numpy())
+        assert name not in initializers
+
+
+def test_the_file_is_about_eight_times_smaller_than_float32(tmp_path):
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(500, 500), nn.ReLU(), nn.Linear(500, 500))
+
+    iterand.save_ticket(iterand.prune_(build(), 0.5, weights="signed_constant"), tmp_path / "a.ticket")
+    plain = iterand.load_ticket(tmp_path / "a.ticket", build())
+    ticket, example = iterand.read_ticket(tmp_path / "a.ticket"), (torch.randn(2, 500),)
+    small = exporter.export_onnx(ticket, plain, example, tmp_path / "a.onnx")
+    assert 7.5 < 4 * 500_000 / small.bytes < 8
+    wider = exporter.export_onnx(ticket, plain, example, tmp_path / "b.onnx", integers="int8")
+    assert 3.8 < 4 * 500_000 / wider.bytes < 4
+    assert wider.difference < 1e-5
+
+
+def test_a_continuous_distribution_stays_float32(tmp_path):
+    iterand.save_ticket(iterand.prune_(nn.Linear(8, 3), 0.5), tmp_path / "a.ticket")
+    ticket, plain = (
+        iterand.read_ticket(tmp_path / "a.ticket"),
+        iterand.load_ticket(tmp_path / "a.ticket", nn.Linear(8, 3)),
+    )
+    report = exporter.export_onnx(ticket, plain, (torch.randn(2, 8),), tmp_path / "a.onnx")
+    assert report.whole_numbers == ()
+    assert report.difference < 1e-5
+
+
+def test_outputs_that_differ_are_not_written(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporter, "_difference", lambda *_: 0.01)
+    with pytest.raises(IterandError, match=r"differ from torch's by 0.01 of the largest; nothing is written"):
+        exporter.export_onnx(*saved, (IMAGES,), tmp_path / "a.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_torch_cannot_export_is_said_in_one_sentence(tmp_path):
+    class Branching(nn.Linear):
+        def forward(self, inputs):
+            return super().forward(inputs) if inputs.sum() > 0 else inputs
+
+    iterand.save_ticket(iterand.prune_(Branching(3, 3), 0.5), tmp_path / "a.ticket")
+    plain = iterand.load_ticket(tmp_path / "a.ticket", Branching(3, 3))
+    with pytest.raises(IterandError, match="torch cannot export Branching to ONNX: ") as caught:
+        exporter.export_onnx(
+            iterand.read_ticket(tmp_path / "a.ticket"), plain, (torch.ones(2, 3),), tmp_path / "a.onnx"
+        )
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_arguments_and_missing_packages(saved, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="integers is 'int2'; it must be one of int4, int8"):
+        exporter.export_onnx(*saved, (IMAGES,), tmp_path / "a.onnx", integers="int2")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"ONNX export needs onnx, .* pip install 'iterand\[onnx\]'"):
+        exporter.export_onnx(*saved, (IMAGES,), tmp_path / "a.onnx")
+
+
+def test_exporting_says_nothing_of_its_own(saved, tmp_path, capfd):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exporter.export_onnx(*saved, (IMAGES,), tmp_path / "a.onnx")
+    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,132 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import iterand
+from iterand.errors import TicketError
+from iterand.ticket import encoding
+from ticket_models import SEQUENCES, WORDS, Mixed, mixed, stir_
+
+LABELS = torch.tensor([0, 1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("weights", ["kaiming_uniform", "signed_constant"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"ranking": "global"}, {"ranking": "global", "floor": 0.2}, {"rank_by": "magnitude"}],
+    ids=["layer", "global", "floor", "magnitude"],
+)
+def test_the_search_goes_on_from_the_ticket(tmp_path, weights, options):
+    model = mixed(weights=weights, **options)
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    again = iterand.prune_(Mixed(), 0.5, exclude="free", weights=weights, **options).eval()
+    iterand.read_ticket(tmp_path / "a.ticket").resume_(again)
+    assert torch.equal(again(SEQUENCES, WORDS), model(SEQUENCES, WORDS))
+    for name, layer in iterand.masked_layers(model).items():
+        other = iterand.masked_layers(again)[name]
+        assert other.mask.equal(layer.mask)
+        assert other.weight[layer.mask].equal(layer.weight[layer.mask])
+        assert other.parametrization.history == layer.parametrization.history
+        assert other.weight.equal(other.parametrization.weight())  # draws and weights agree, pruned ones too
+    stir_(again, 11)
+    iterand.randomize_(again, 0.5)
+    iterand.save_ticket(again, tmp_path / "b.ticket")
+    plain = iterand.load_ticket(tmp_path / "b.ticket", Mixed()).eval()
+    assert torch.equal(plain(SEQUENCES, WORDS), again(SEQUENCES, WORDS))
+
+
+def test_levels_stored_instead_of_draws_can_be_resumed(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "_expected_bits", lambda draw, history: float("inf"))
+    model = mixed(weights="signed_constant")
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    ticket = iterand.read_ticket(tmp_path / "a.ticket")
+    assert {layer.header.stored for layer in ticket.layers.values()} == {"level"}
+    again = iterand.prune_(Mixed(), 0.5, exclude="free", weights="signed_constant").eval()
+    ticket.resume_(again)
+    assert torch.equal(again(SEQUENCES, WORDS), model(SEQUENCES, WORDS))
+    assert all(layer.draw.max() <= 6 for layer in iterand.masked_layers(again).values())
+
+
+def test_the_search_may_go_on_sparser(tmp_path):
+    model = mixed()
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    sparser = iterand.prune_(Mixed(), 0.75, exclude="free")
+    iterand.read_ticket(tmp_path / "a.ticket").resume_(sparser)
+    for name, layer in iterand.masked_layers(model).items():
+        kept = iterand.masked_layers(sparser)[name].mask
+        assert kept.sum() == layer.mask.numel() / 4
+        assert not (kept & ~layer.mask).any()
+
+
+def test_scores_are_the_initial_ones_in_another_order(tmp_path):
+    model = mixed()
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    again = iterand.prune_(Mixed(), 0.5, exclude="free")
+    before = [score.detach().flatten().sort().values for score in iterand.scores(again)]
+    iterand.read_ticket(tmp_path / "a.ticket").resume_(again)
+    for score, initial in zip(iterand.scores(again), before):
+        assert score.detach().flatten().sort().values.equal(initial)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": 1}, "'convolution.weight' has seed 0 in it and 1 in the model"),
+        ({"weights": "signed_constant"}, "has weight_distribution 'kaiming_uniform' in it and 'signed_constant'"),
+        ({"exclude": ["free", "convolution"]}, "'convolution.weight' is masked in only one"),
+    ],
+)
+def test_a_model_drawn_otherwise_is_refused_and_left_alone(tmp_path, options, message):
+    iterand.save_ticket(mixed(), tmp_path / "a.ticket")
+    model = iterand.prune_(Mixed(), 0.5, **{"exclude": "free", **options})
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(TicketError, match=message):
+        iterand.read_ticket(tmp_path / "a.ticket").resume_(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(ValueError, match="no masked layer"):
+        iterand.read_ticket(tmp_path / "a.ticket").resume_(Mixed())
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_kept_weights_are_fine_tuned_and_zeros_stay(tmp_path, optimizer):
+    iterand.save_ticket(mixed(), tmp_path / "a.ticket")
+    ticket = iterand.read_ticket(tmp_path / "a.ticket")
+    model = iterand.load_ticket(tmp_path / "a.ticket", Mixed())
+    before = model.convolution.weight.detach().clone()
+    handles = ticket.hold_zeros_(model)
+    trainer = optimizer(model.parameters(), lr=0.05, weight_decay=0.1)
+
+    def step() -> float:
+        trainer.zero_grad()
+        loss = F.cross_entropy(model(SEQUENCES, WORDS), LABELS)
+        loss.backward()
+        trainer.step()
+        return loss.item()
+
+    first = step()
+    for _ in range(30):
+        last = step()
+    assert last < 0.7 * first
+    mask = ticket.layers["convolution.weight"].mask()
+    assert (model.convolution.weight[~mask] == 0).all()
+    assert (model.convolution.weight[mask] != before[mask]).all()
+    assert (model.decoder.weight[~ticket.layers["embedding.weight"].mask()] == 0).all()
+    for handle in handles:
+        handle.remove()
+    step()
+    assert (model.convolution.weight[~mask] != 0).any()
+
+
+def test_a_loaded_network_can_be_pruned_anew(tmp_path):
+    iterand.save_ticket(mixed(), tmp_path / "a.ticket")
+    plain = iterand.load_ticket(tmp_path / "a.ticket", Mixed())
+    iterand.prune_(plain, 0.8, seed=5)
+    iterand.save_ticket(plain, tmp_path / "b.ticket")
+    assert iterand.read_ticket(tmp_path / "b.ticket").layers["convolution.weight"].header.settings.seed == 5
+
+
+def test_holding_another_model_is_refused(tmp_path):
+    iterand.save_ticket(mixed(), tmp_path / "a.ticket")
+    with pytest.raises(TicketError, match=r"'convolution.weight', which Linear does not have"):
+        iterand.read_ticket(tmp_path / "a.ticket").hold_zeros_(nn.Linear(2, 2))
