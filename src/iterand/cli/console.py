@@ -2,12 +2,13 @@
 
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from iterand.training.session import Session
+if TYPE_CHECKING:
+    from iterand.training.session import Session
 
 _SECONDS_A_LINE = 10.0  # where progress goes to a file instead of a terminal
 
@@ -50,7 +51,7 @@ class ProgressObserver:
         self.task = progress.add_task(label, total=None, note="")
         self._shown = time.monotonic()
 
-    def step(self, session: Session) -> None:
+    def step(self, session: "Session") -> None:
         """Move the bar; read the running loss twice a second, since reading waits for the device."""
         now = time.monotonic()
         if now - self._shown > 0.5 and session.seen and err.is_terminal:
@@ -59,7 +60,7 @@ class ProgressObserver:
             done = session.epoch * session.steps_per_epoch + session.step
             self._update(session, done, f"epoch {session.epoch + 1}  loss {loss:.3f}  train {accuracy:.1f} %")
 
-    def epoch(self, session: Session, metrics: dict[str, Any]) -> None:
+    def epoch(self, session: "Session", metrics: dict[str, Any]) -> None:
         """Show the validation accuracy of the epoch."""
         note = f"epoch {metrics['epoch']}  loss {metrics['train_loss']:.3f}  val {metrics['validation_accuracy']:.1f} %"
         self._update(session, session.epoch * session.steps_per_epoch, note)
@@ -67,6 +68,6 @@ class ProgressObserver:
             self._shown = time.monotonic()
             err.print(f"{self.label}: {note}", highlight=False, soft_wrap=True)
 
-    def _update(self, session: Session, done: int, note: str) -> None:
+    def _update(self, session: "Session", done: int, note: str) -> None:
         total = session.recipe.training.epochs * session.steps_per_epoch
         self.progress.update(self.task, total=total, completed=done, note=note)

@@ -1,0 +1,57 @@
+"""The code in README.md, run as it is printed."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+class MyNetwork(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(8 * 36, 10)
+
+    def forward(self, images):
+        return self.head(self.features(images))
+
+
+@pytest.fixture(scope="module")
+def names():
+    generator = torch.Generator().manual_seed(0)
+    loader = [
+        (torch.randn(8, 1, 8, 8, generator=generator), torch.randint(10, (8,), generator=generator)) for _ in range(3)
+    ]
+    return {"torch": torch, "F": F, "MyNetwork": MyNetwork, "loader": loader}
+
+
+def test_the_code_runs_as_printed(names, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert len(BLOCKS) == 2
+    exec(BLOCKS[0], names)
+    images = names["loader"][0][0]
+    assert torch.equal(names["model"].eval()(images), names["plain"].eval()(images))
+    assert (tmp_path / "mine.ticket").stat().st_size < 4 * (8 * 9 + 288 * 10)
+    assert "bits a weight" in capsys.readouterr().out
+    exec(BLOCKS[1], names)
+    assert set(names["model"].state_dict()) == set(MyNetwork().state_dict())
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))])
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_two_commands_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for command in ("quickstart", "test"):
+        assert f"make {command}" in README
+        assert f"\n{command}:" in makefile
