@@ -100,12 +100,12 @@ def status(name: str, root: Path) -> Status:
 
 def fetch(name: str, root: Path, progress: Progress) -> Path:
     """Bring a data set from where it is published; where it lies is the answer, also if it was there before."""
-    found = find(name).locate(root)
-    if found is not None:
-        return found.path
-    if name not in ARCHIVES:
+    found, archive = find(name).locate(root), ARCHIVES.get(name)
+    if archive is None:
         raise DataError(f"{name} cannot be fetched; {by_hand(name, root)}")
-    return download(ARCHIVES[name], root, progress)
+    if found is not None and found.path.name != archive.name:
+        return found.path
+    return download(archive, found.path.parent if found else root, progress)
 
 
 def check(name: str, root: Path, progress: Callable[[int, int], None]) -> str:

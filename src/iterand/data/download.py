@@ -31,25 +31,24 @@ _TRIES = 3  # connections that break without having brought anything
 def download(archive: Archive, folder: Path, progress: Progress) -> Path:
     """Bring the archive into the folder and check it; a ``.part`` file from an earlier try is continued."""
     path = folder / archive.name
-    if path.exists():
-        _verify(path, path, archive)
-        return path
     part = folder / (archive.name + PART)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with part.open("ab") as file, _only_one(file, part):
-            _fill(file, archive, path, progress)
-            file.flush()
-            os.fsync(file.fileno())
-            _verify(part, path, archive)
-            part.replace(path)
+        if not path.exists():
+            with part.open("ab") as file, _only_one(file, part):
+                if path.exists():  # another process has just brought it
+                    return path
+                _fill(file, archive, path, progress)
+                file.flush()
+                os.fsync(file.fileno())
+                _verify_new(part, archive)
+                part.replace(path)
+        elif md5(path) != archive.md5:
+            raise DataError(f"{path} has another MD5 than the published {archive.md5}; remove it and fetch it again")
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DataError(f"the disk is full while writing {part}; make room, and the same command goes on") from None
         raise DataError(f"cannot write {part}: {error.strerror or error}") from None
-    finally:
-        if part.exists() and not part.stat().st_size:
-            part.unlink()
     return path
 
 
@@ -59,14 +58,11 @@ def md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def _verify(path: Path, final: Path, archive: Archive) -> None:
-    found = md5(path)
-    if found == archive.md5:
-        return
-    if path != final:
-        path.unlink()  # going on with it would never end well
+def _verify_new(part: Path, archive: Archive) -> None:
+    found = md5(part)
+    if found != archive.md5:
+        part.unlink()  # going on with it would never end well
         raise DataError(f"{archive.url} came with MD5 {found}, expected {archive.md5}, and was thrown away; try again")
-    raise DataError(f"{path} has MD5 {found}, expected {archive.md5}; remove it and fetch it again")
 
 
 def _fill(file: IO[bytes], archive: Archive, path: Path, progress: Progress) -> None:
@@ -78,6 +74,7 @@ def _fill(file: IO[bytes], archive: Archive, path: Path, progress: Progress) -> 
                 return
             reason = "the connection broke"
         except urllib.error.HTTPError as error:
+            error.close()
             raise DataError(
                 f"{archive.url} answers {error.code} {error.reason}; get {archive.name} (MD5 {archive.md5}) elsewhere "
                 f"and put it into {path.parent}"
@@ -104,6 +101,7 @@ def _continue(file: IO[bytes], path: Path, url: str, progress: Progress) -> bool
     except urllib.error.HTTPError as error:
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
+        error.close()
         if _total(error.headers, 0) == start:
             return True  # an earlier try got it all but could not finish
         _restart(file)
@@ -157,4 +155,9 @@ def _only_one(file: IO[bytes], part: Path) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise DataError(f"{part} is being downloaded by another process; wait for it") from None
-    yield
+    try:
+        yield
+    except DataError:
+        if not os.fstat(file.fileno()).st_size:
+            part.unlink(missing_ok=True)
+        raise
