@@ -39,7 +39,9 @@ def info(file: File, json: Json = False) -> None:
     ticket = read_ticket(file)
     costs = cost(ticket)
     if json:
-        print_json({"file": str(file), **_described(ticket), **asdict(costs)})
+        sizes = asdict(costs)
+        layers = sizes.pop("layers")
+        print_json({"path": str(file), **_described(ticket), "layers": layers, "bytes": sizes})
         return
     out.print(_layer_table(costs))
     out.print(_whole_table(ticket, costs))
@@ -63,11 +65,15 @@ def verify(
             _compare(file, state, run)
     kept = sum(layer.kept for layer in ticket.header.layers)
     if json:
-        print_json({"file": str(file), "layers": len(ticket.layers), "kept": kept, "run": run and str(run), "ok": True})
+        print_json({"path": str(file), "layers": len(ticket.layers), "kept": kept, "run": run and str(run), "ok": True})
         return
-    out.print(f"{file}: whole; {len(ticket.layers)} layers, {kept:,} kept weights, as they were saved", highlight=False)
+    out.print(
+        f"{file}: whole; {len(ticket.layers)} layers, {kept:,} kept weights, as they were saved",
+        highlight=False,
+        soft_wrap=True,
+    )
     if run is not None:
-        out.print(f"equal, bit for bit, to the weights of {run}", highlight=False)
+        out.print(f"equal, bit for bit, to the weights of {run}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -194,6 +200,6 @@ def _example(ticket: Ticket, shape: str | None, data_dir: Path | None) -> tuple[
 def _report(file: Path, target: Path, json: bool, note: str, **facts: float) -> None:
     written = target.stat().st_size
     if json:
-        print_json({"file": str(file), "written": str(target), "bytes": written, **facts})
+        print_json({"path": str(file), "written": str(target), "bytes": written, **facts})
     else:
-        out.print(f"{target}: {size(written)}; {note}", highlight=False, markup=False)
+        out.print(f"{target}: {size(written)}; {note}", highlight=False, markup=False, soft_wrap=True)

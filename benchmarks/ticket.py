@@ -1,0 +1,203 @@
+"""Size of tickets beside their entropy bound and other ways to store a network; time to write and load one.
+
+    python benchmarks/ticket.py --output docs/records/ticket.json [--only sizes|speed|table|draws]
+
+The networks are searched by moving their scores at random, not by training: what a ticket costs depends on how many
+weights are kept and how often they were redrawn, not on what the network has learned. ``zstandard`` is needed for the
+table only.
+"""
+
+import argparse
+import cProfile
+import importlib.metadata
+import json
+import os
+import platform
+import pstats
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import iterand
+from iterand.networks import build_network
+from iterand.ticket.accounting import cost
+from iterand.ticket.coding import entropy
+
+SHAPES = {"conv6": 0.5, "resnet18_cifar": 0.6, "resnet50_imagenet": 0.7}
+SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+# Stage → the functions it is made of: (file, name).
+WRITING = {
+    "masks from scores": [("parametrization.py", "calculate_masks")],
+    "levels or draws, checked": [("encoding.py", "_tell"), ("layers.py", "kept_indices"), ("encoding.py", "_at")],
+    "entropy coding": [("coding.py", "encode")],
+    "digest of the weights": [("layers.py", "update")],
+    "header, checksum": [("container.py", "pack"), ("header.py", "to_json"), ("header.py", "from_json")],
+    "to disk": [("files.py", "atomic_write")],
+}
+LOADING = {
+    "read, checksum, header": [("reading.py", "read_ticket")],
+    "network laid out": [("loading.py", "_built")],
+    "entropy decoding": [("coding.py", "decode")],
+    "digest of the weights": [("layers.py", "update")],
+}
+
+
+def searched(name: str, sparsity: float, weights: str, rounds: int, rate: float, step: float) -> nn.Module:
+    """A network after some rounds, its scores moved by ``step`` standard deviations before each."""
+    generator = torch.Generator().manual_seed(0)
+    model = iterand.prune_(build_network(name), sparsity, weights=weights)
+    for _ in range(rounds):
+        with torch.no_grad():
+            for score in iterand.scores(model):
+                score += torch.randn(score.shape, generator=generator) * score.std() * step
+        iterand.randomize_(model, rate)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(generator=generator)
+            module.running_var.uniform_(0.5, 2, generator=generator)
+    return model
+
+
+def measured(model: nn.Module, name: str) -> dict[str, Any]:
+    """What the ticket of a model costs, and that it gives the model back."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.ticket"
+        seconds = {"write": _timed(lambda: iterand.save_ticket(model, path, recipe={"network": {"name": name}}))}
+        seconds["load"] = _timed(lambda: iterand.load_ticket(path))
+        plain = iterand.load_ticket(path).state_dict()
+        costs = cost(iterand.read_ticket(path))
+    folded = iterand.fold_(model).state_dict()
+    if not all(torch.equal(folded[key], plain[key]) for key in folded):
+        raise SystemExit(f"{name} did not come back")
+    weights, kept = sum(layer.weights for layer in costs.layers), sum(layer.kept for layer in costs.layers)
+    masks = sum(entropy([layer.kept, layer.weights - layer.kept]) for layer in costs.layers)
+    return {
+        "network": name,
+        "weights": weights,
+        "kept": kept,
+        "stored": sorted({layer.stored for layer in costs.layers}),
+        "float32_bytes": costs.float32,
+        "ticket_bytes": costs.file,
+        "bits_a_weight": 8 * costs.file / weights,
+        "mask_entropy_bytes": masks / 8,
+        "mask_and_one_bit_bytes": (masks + kept) / 8,
+        "other_tensor_bytes": costs.other_tensors,
+        "entropy_bound_bytes": costs.bound,
+        "over_bound_percent": 100 * (costs.file / costs.bound - 1),
+        "over_mask_and_one_bit_percent": 100 * (costs.file / ((masks + kept) / 8 + costs.other_tensors) - 1),
+        "kept_redrawn_percent": _share(sum(layer.redrawn or 0 for layer in costs.layers), kept, costs.layers),
+        "seconds": seconds,
+    }
+
+
+def sizes() -> list[dict[str, Any]]:
+    """The paper's networks, SC, redrawn so often that signs are the cheaper thing to store."""
+    return [
+        measured(searched(name, p, "signed_constant", 3, 0.9, 2.0), name) | {"sparsity": p}
+        for name, p in SHAPES.items()
+    ]
+
+
+def draws() -> dict[str, Any]:
+    """KU after 117 rounds at r = .1, p = .6: the paper's ResNet18 run."""
+    model = searched("resnet18_cifar", 0.6, "kaiming_uniform", 117, 0.1, 0.3)
+    return measured(model, "resnet18_cifar") | {"sparsity": 0.6, "rounds": 117, "rate": 0.1}
+
+
+def table() -> list[dict[str, Any]]:
+    """Conv6, SC, at many sparsities, beside other ways to store it."""
+    import zstandard
+
+    rows = []
+    for p in SPARSITIES:
+        model = searched("conv6", p, "signed_constant", 3, 0.9, 2.0)
+        row = measured(model, "conv6")
+        state = model.state_dict()  # measured folded it
+        dense = b"".join(tensor.numpy().tobytes() for tensor in state.values())
+        row["float16_bytes"] = len(dense) // 2
+        row["zstd_float32_bytes"] = len(zstandard.ZstdCompressor(level=19).compress(dense))
+        rows.append(row | {"sparsity": p})
+    return rows
+
+
+def speed(repeats: int = 5) -> dict[str, Any]:
+    """Write and load a ResNet50-shaped ticket: the first time in a process, the median, and the share of each stage."""
+    name = "resnet50_imagenet"
+    model = searched(name, SHAPES[name], "signed_constant", 3, 0.9, 2.0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.ticket"
+
+        def write() -> None:
+            iterand.save_ticket(model, path, recipe={"network": {"name": name}})
+
+        def load() -> None:
+            iterand.load_ticket(path)
+
+        return {
+            "network": name,
+            "threads": torch.get_num_threads(),
+            "write": _stages(write, WRITING, repeats),
+            "load": _stages(load, LOADING, repeats),
+        }
+
+
+def _stages(action: Callable[[], None], stages: dict[str, list[tuple[str, str]]], repeats: int) -> dict[str, Any]:
+    first = _timed(action)
+    times = [_timed(action) for _ in range(repeats)]
+    profile = cProfile.Profile()
+    profile.runcall(action)
+    stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    total = max(entry[3] for entry in stats.values())
+    shares = {
+        stage: round(100 * sum(entry[3] for (file, _, function), entry in stats.items()
+                               if (Path(file).name, function) in parts) / total, 1)
+        for stage, parts in stages.items()
+    }  # fmt: skip
+    return {
+        "first_seconds": round(first, 3),
+        "median_seconds": round(statistics.median(times), 3),
+        "share_percent": shares | {"the rest": round(100 - sum(shares.values()), 1)},
+    }
+
+
+def _timed(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def _share(redrawn: int, kept: int, layers: Any) -> float | None:
+    return None if any(layer.redrawn is None for layer in layers) else 100 * redrawn / kept
+
+
+def main() -> None:
+    """Measure, print, and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--only", choices=("sizes", "speed", "table", "draws"), action="append")
+    arguments = parser.parse_args()
+    record: dict[str, Any] = {}
+    if arguments.output and arguments.output.exists():
+        record = json.loads(arguments.output.read_text())
+    record["machine"] = {
+        "cores": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in ("torch", "numpy", "constriction", "safetensors")},
+    }
+    for part in (speed, sizes, table, draws):
+        if arguments.only is None or part.__name__ in arguments.only:
+            record[part.__name__] = part()
+            print(json.dumps({part.__name__: record[part.__name__]}, indent=1))
+            if arguments.output:
+                arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

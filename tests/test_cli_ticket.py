@@ -1,0 +1,106 @@
+import json
+
+import pytest
+import torch
+import typer
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import iterand
+from iterand.cli import ticket as commands
+from iterand.errors import TicketError
+from iterand.networks import build_network
+from ticket_models import searched
+
+NETWORK = {"name": "digits_conv", "width_factor": 0.5}
+app = typer.Typer()
+app.add_typer(commands.app, name="ticket")
+app.command()(commands.export)
+
+
+def said(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout
+
+
+@pytest.fixture
+def file(tmp_path):
+    model = searched(build_network(**NETWORK), weights="signed_constant")
+    iterand.save_ticket(model, tmp_path / "a.ticket", recipe={"network": NETWORK}, metrics={"accuracy": 97.5})
+    return tmp_path / "a.ticket"
+
+
+def test_info_shows_layers_and_what_they_cost(file):
+    text = said("ticket", "info", file)
+    assert "classifier.w" in text
+    assert "signed_constant, seed 0" in text
+    assert "times as much" in text
+    assert "97.5" in text
+
+
+def test_info_as_json(file):
+    facts = json.loads(said("ticket", "info", file, "--json"))
+    assert facts["path"] == str(file)
+    assert facts["bytes"]["file"] == file.stat().st_size
+    assert (facts["metrics"], facts["recipe"]) == ({"accuracy": 97.5}, {"network": NETWORK})
+    network = build_network(**NETWORK)
+    assert facts["bytes"]["float32"] == 4 * sum(parameter.numel() for parameter in network.parameters())
+    layer = facts["layers"][-1]
+    assert (layer["name"], layer["shape"], layer["rounds"]) == ("classifier.weight", [10, 64], 6)
+    assert layer["kept"] == 320
+    assert facts["settings"][0]["weight_distribution"] == "signed_constant"
+
+
+def test_verify_decodes_everything(file):
+    assert "whole; 5 layers" in said("ticket", "verify", file)
+    assert json.loads(said("ticket", "verify", file, "--json"))["ok"] is True
+
+
+def test_verify_says_what_is_wrong_by_raising(file):
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(TicketError, match="checksum is wrong"):
+        said("ticket", "verify", file)
+
+
+def test_unpack_and_export_write_the_dense_state_dict(file, tmp_path):
+    assert str(tmp_path / "a.safetensors") in said("ticket", "unpack", file)
+    expected = iterand.load_ticket(file).state_dict()
+    found = load_file(tmp_path / "a.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    report = json.loads(said("export", file, "--format", "safetensors", "-o", tmp_path / "b.safetensors", "--json"))
+    assert report["bytes"] == (tmp_path / "b.safetensors").stat().st_size
+    assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
+
+
+def test_export_to_onnx(file, tmp_path):
+    pytest.importorskip("onnxruntime", reason="ONNX export is an extra: pip install 'iterand[onnx]'")
+    report = json.loads(said("export", file, "--format", "onnx", "--input-shape", "1,1,8,8", "--json"))
+    assert report["written"] == str(tmp_path / "a.onnx")
+    assert report["difference"] < 1e-5
+    with pytest.raises(ValueError, match="does not say which data its network takes; give --input-shape"):
+        said("export", file, "--format", "onnx")
+    with pytest.raises(ValueError, match="--input-shape is '1x8'; it must be whole numbers such as"):
+        said("export", file, "--format", "onnx", "--input-shape", "1x8")
+
+
+def test_a_run_folder_is_compared_bit_for_bit(tmp_path):
+    from iterand.experiments.library import find_recipe
+    from iterand.experiments.running import run
+    from iterand.training import recipe_file
+    from iterand.training.folder import TICKET, RunFolder
+
+    recipe = recipe_file.override(find_recipe("digits"), ["training.epochs=1", "method.period=5"])
+    run(recipe, RunFolder(tmp_path / "run"), device=torch.device("cpu"))
+    file = tmp_path / "run" / TICKET
+    assert "equal, bit for bit" in said("ticket", "verify", file, "--run", tmp_path / "run")
+
+    other = recipe_file.override(recipe, ["seed=5"])
+    run(other, RunFolder(tmp_path / "other"), device=torch.device("cpu"))
+    with pytest.raises(TicketError, match=r"is not what the run .*other.* holds"):
+        said("ticket", "verify", file, "--run", tmp_path / "other")
+    with pytest.raises(TicketError, match="holds no checkpoint to compare with"):
+        said("ticket", "verify", file, "--run", tmp_path)
