@@ -16,7 +16,7 @@ from iterand import philox
 from iterand.data.images import ImageSplit
 from iterand.data.normalization import Normalizer
 from iterand.data.resampling import Resampler
-from iterand.data.views import crops, resized_crops, words_of
+from iterand.data.views import crops, resized_crop, resized_crops, words_of
 
 CPU = torch.device("cpu")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -97,6 +97,7 @@ class TestViews:
         index = torch.arange(300)
         views = resized_crops(words_of(index, words), height, width)
         assert views.tolist() == [plain_resized_crop(i, height, width) for i in range(300)]
+        assert views.tolist() == [resized_crop(row, height, width) for row in words_of(index, words).tolist()]
 
     def test_an_image_too_long_for_any_attempt_is_cut_in_the_middle(self):
         views = resized_crops(words_of(torch.arange(50), words), 3000, 30)

@@ -94,7 +94,7 @@ class TestViews:
             expected = np.asarray(view)[:, ::-1] if flip else np.asarray(view)
             file = io.BytesIO()
             image.save(file, "PNG")
-            assert np.array_equal(decode(file.getvalue(), words).pixels, expected)
+            assert np.array_equal(decode(file.getvalue(), words[0].tolist()).pixels, expected)
             flips.add(flip)
         assert flips == {0, 1}
 

@@ -1,14 +1,14 @@
 """From the bytes of an image file to pixels of one size."""
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
-from iterand.data.views import resized_crops
+from iterand.data.views import resized_crop
 
 GRAY = (124, 116, 104)
 """The mean colour of ImageNet: what stands in for an image that cannot be decoded."""
@@ -27,8 +27,8 @@ class Decoded:
     problem: str | None = None
 
 
-def decode(content: bytes, words: Tensor | None) -> Decoded:
-    """A random resized crop by the words of the example, [1, words]; without words the middle."""
+def decode(content: bytes, words: Sequence[int] | None) -> Decoded:
+    """A random resized crop by the words of the example; without words the middle."""
     try:
         with Image.open(io.BytesIO(content)) as file:
             image = file.convert("RGB")
@@ -37,8 +37,8 @@ def decode(content: bytes, words: Tensor | None) -> Decoded:
     return Decoded(np.array(_middle(image) if words is None else _resized_crop(image, words)))
 
 
-def _resized_crop(image: Image.Image, words: Tensor) -> Image.Image:
-    top, left, height, width, flip = resized_crops(words, image.height, image.width)[0].tolist()
+def _resized_crop(image: Image.Image, words: Sequence[int]) -> Image.Image:
+    top, left, height, width, flip = resized_crop(words, image.height, image.width)
     view = image.crop((left, top, left + width, top + height)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
     return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else view
 

@@ -1,7 +1,7 @@
 """ImageNet, or any tree train/CLASS/*.JPEG and val/CLASS/*.JPEG: read, decoded and augmented as it is used."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +18,9 @@ from iterand.data.parts import fixed_order, limited
 from iterand.data.prefetch import default_workers, prefetched
 from iterand.data.views import words_of
 from iterand.errors import DataError
+
+Task = tuple[Path, Sequence[int] | None]
+"""A file, and the random words of its example if it is to be augmented."""
 
 _AHEAD = 2  # batches decoded before they are asked for
 _CHECKED_TOGETHER = 64
@@ -102,16 +105,15 @@ class FolderSplit:
             images = pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2)
             yield Batch((self._normalize(images),), labels)
 
-    def _tasks(self, index: Tensor, random: Random | None) -> list[tuple[Path, Tensor | None]]:
+    def _tasks(self, index: Tensor, random: Random | None) -> list[Task]:
         paths = [self._images.path(chosen) for chosen in self._chosen[index].tolist()]
         if random is None or not self._augmented:
             return [(path, None) for path in paths]
-        return list(zip(paths, torch.split(words_of(index, random), 1)))
+        return list(zip(paths, words_of(index, random).tolist()))
 
     def _report(self, chosen: Tensor, results: list[Decoded]) -> None:
         for index, result in zip(chosen.tolist(), results):
-            path = self._images.path(index)
-            if result.problem and path not in self.corrupt:
+            if result.problem and (path := self._images.path(index)) not in self.corrupt:
                 self.corrupt[path] = result.problem
                 warnings.warn(
                     f"cannot decode {path} ({result.problem}); a gray image stands in its place, as for "
@@ -121,7 +123,7 @@ class FolderSplit:
                 )
 
 
-def _read(task: tuple[Path, Tensor | None]) -> Decoded:
+def _read(task: Task) -> Decoded:
     path, words = task
     try:
         content = path.read_bytes()

@@ -6,6 +6,7 @@ arithmetic that IEEE 754 rounds in one way only, so that a seed gives the same v
 
 import functools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ def resized_crops(words: Tensor, height: int, width: int) -> Tensor:
     # 8 % + 92 % · (a + 1/2) / 2¹⁶ of the area, over the common denominator 200 · 2¹⁶.
     share = 16 * _SIXTEEN + 92 * (2 * (attempts >> 16) + 1)
     side = (share * (height * width)).double().div(200 * _SIXTEEN).sqrt()
-    stretch = _stretches(words.device)[attempts & (_SIXTEEN - 1)]
+    stretch = _stretches_on(words.device)[attempts & (_SIXTEEN - 1)]
     widths = (side * stretch).round().long()
     heights = (side / stretch).round().long()
     fits = (widths >= 1) & (widths <= width) & (heights >= 1) & (heights <= height)
@@ -57,6 +58,26 @@ def resized_crops(words: Tensor, height: int, width: int) -> Tensor:
     top = torch.where(some, placed[:, 0], (height - middle_height) // 2)
     left = torch.where(some, placed[:, 1], (width - middle_width) // 2)
     return torch.stack((top, left, *placed.unbind(1)[2:]), dim=1)
+
+
+def resized_crop(words: Sequence[int], height: int, width: int) -> list[int]:
+    """The view of one example: what :func:`resized_crops` gives, in plain numbers.
+
+    Where every image has its own size a tensor would hold one view only, and take a hundred times as long.
+    """
+    for word in words[4 : 4 + ATTEMPTS]:
+        share = 16 * _SIXTEEN + 92 * (2 * (word >> 16) + 1)
+        side = math.sqrt(share * (height * width) / (200 * _SIXTEEN))
+        stretch = _stretches()[word & (_SIXTEEN - 1)]
+        box_height, box_width = round(side / stretch), round(side * stretch)
+        if 1 <= box_height <= height and 1 <= box_width <= width:
+            top = words[1] * (height - box_height + 1) >> 32
+            left = words[2] * (width - box_width + 1) >> 32
+            break
+    else:
+        box_height, box_width = _largest(height, width)
+        top, left = (height - box_height) // 2, (width - box_width) // 2
+    return [top, left, box_height, box_width, words[0] >> 31]
 
 
 def _placed(words: Tensor, height: int, width: int, box_height: Tensor, box_width: Tensor) -> Tensor:
@@ -72,7 +93,12 @@ def _largest(height: int, width: int) -> tuple[int, int]:
 
 
 @functools.cache
-def _stretches(device: torch.device) -> Tensor:
+def _stretches() -> tuple[float, ...]:
     """The square roots of all 2¹⁶ aspects; a table, since devices differ in the last bit of exp."""
     logarithms = (((2 * step + 1) / _SIXTEEN - 1) * math.log(4 / 3) for step in range(_SIXTEEN))
-    return torch.tensor([math.exp(logarithm / 2) for logarithm in logarithms], dtype=torch.float64, device=device)
+    return tuple(math.exp(logarithm / 2) for logarithm in logarithms)
+
+
+@functools.cache
+def _stretches_on(device: torch.device) -> Tensor:
+    return torch.tensor(_stretches(), dtype=torch.float64, device=device)
