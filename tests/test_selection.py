@@ -14,8 +14,8 @@ import reference
 from iterand import selection
 from iterand.selection import Cut
 
-# A few values make ties; the rest of float32 makes everything else.
-AWKWARD = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 3.4028234663852886e38, math.inf, -math.inf]
+# A few values of float32 make ties; the rest of it makes everything else.
+AWKWARD = [0.0, -0.0, 1.0, -1.0, 2.0**-149, -(2.0**-149), 3.4028234663852886e38, math.inf, -math.inf]
 SCORE = st.sampled_from(AWKWARD) | st.floats(width=32, allow_nan=False)
 SCORES = st.lists(SCORE, min_size=1, max_size=60)
 SPARSITY = st.floats(0, 1)
