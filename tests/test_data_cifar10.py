@@ -259,6 +259,8 @@ class TestPickles:
         ({"normalization": "zero"}, "normalization is 'zero'; cifar10 knows default, imagenet, cifar10"),
         ({"limit": 0}, "limit is 0; it is how many examples of each part to use, at least 1"),
         ({"limit": -3}, "limit is -3"),
+        ({"limit": 2.5}, "limit is 2.5"),
+        ({"limit": True}, "limit is True"),
     ],
 )
 def test_bad_options(tmp_path, records, options, message):

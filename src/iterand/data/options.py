@@ -17,7 +17,7 @@ class Options:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.limit is not None and (isinstance(self.limit, bool) or self.limit < 1):
+        if self.limit is not None and (type(self.limit) is not int or self.limit < 1):
             raise ValueError(f"limit is {self.limit!r}; it is how many examples of each part to use, at least 1")
 
     def fit(self, name: str, augmentations: tuple[str, ...], normalizations: tuple[str, ...]) -> None:
