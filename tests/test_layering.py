@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "iterand"
-GROUND = {"errors", "checks", "files"}
+GROUND = {"errors", "checks", "files", "version"}
 CORE = (
     "philox distributions selection sparsity parametrization targets freezing attachment masking "
     "randomization scheduling summary"

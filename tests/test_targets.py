@@ -244,7 +244,7 @@ def test_lazy_empty_and_complex_weights_are_refused():
 
 def test_a_weight_that_something_else_computes():
     model = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)), nn.Linear(8, 8))
-    with pytest.raises(ValueError, match=r"'0\.weight' has a parametrization already; remove it first, or exclude"):
+    with pytest.raises(ValueError, match=r"'0\.weight' is computed from other tensors; undo that first, or exclude"):
         iterand.prune_(model, 0.5)
     assert list(iterand.masked_layers(iterand.prune_(copy.deepcopy(model), 0.5, exclude="0*"))) == ["1.weight"]
     assert list(iterand.masked_layers(iterand.prune_(model, 0.5, include="1"))) == ["1.weight"]

@@ -8,8 +8,9 @@ from iterand.scheduling import SparsitySchedule
 from iterand.selection import calculate_mask
 from iterand.summary import Summary, summary
 from iterand.ticket import load_ticket, read_ticket, save_ticket
+from iterand.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "Distribution",
     "IterandError",

@@ -1,5 +1,6 @@
 """How a mask is put on a module and taken off again: what torch's parametrizations need beside them."""
 
+import functools
 import warnings
 from typing import Any, cast
 
@@ -59,6 +60,7 @@ def cut_once_a_pass(root: nn.Module, ranking: GlobalRanking) -> None:
     # A class of its own, as parametrize does it: hooks would not be called after Ctrl-C in the middle of a pass.
     base = type(root)
 
+    @functools.wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         own = cast(GlobalRanking, getattr(self, _RANKING))
         around = own.begin()

@@ -123,7 +123,7 @@ def sample(
 ) -> Tensor:
     """The values of elements 0 … count − 1 in one draw, flat and float32."""
     values = torch.empty(count, dtype=torch.float32, device=device)
-    for part in philox.chunks(count):
+    for part in philox.chunks(count, device):
         values[part] = distribution.values(philox.philox(philox.indices(part, device), draw, key, stream), fan_in)
     return values
 

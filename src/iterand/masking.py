@@ -74,9 +74,9 @@ def prune_(
         raise ValueError(f"floor is {floor!r}, which only counts with ranking='global'; set that, or leave floor out")
     for distribution in (weights, scores):
         distributions.get_distribution(distribution)
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise ValueError("the model is wrapped in DistributedDataParallel already; prune_ it first, then wrap it")
     root = unwrap(model)
+    if root is not model and any(isinstance(part, nn.parallel.DistributedDataParallel) for part in model.modules()):
+        raise ValueError("the model is wrapped in DistributedDataParallel already; prune_ it first, then wrap it")
     for name in masked_layers(root):
         raise ValueError(f"{name!r} is masked already; fold_ the model first")
 

@@ -208,7 +208,7 @@ class Mask(nn.Module):
         """θ in float32, computed from the draws alone."""
         draw = self.draw.view(-1)
         values = torch.empty(draw.numel(), dtype=torch.float32, device=draw.device)
-        for part in philox.chunks(draw.numel()):
+        for part in philox.chunks(draw.numel(), draw.device):
             words = philox.philox(philox.indices(part, draw.device), draw[part], self.key)
             values[part] = self.distribution.values(words, self.settings.fan_in)
         return values.view(self.draw.shape)

@@ -26,7 +26,8 @@ WEIGHT = 0
 SCORE = 1
 DATA = 2
 
-CHUNK = 1 << 16  # elements drawn at a time: the temporaries stay in the cache, and memory stays bounded
+CHUNK = 1 << 16  # elements drawn at a time: the temporaries stay in a CPU's cache, and memory stays bounded
+_DEVICE_CHUNK = 1 << 22  # on other devices, where many small launches would take longer
 
 _MASK = 0xFFFFFFFF
 _ROUNDS = 10
@@ -59,10 +60,11 @@ def philox(index: Tensor, draw: Tensor | int, key: Key, stream: int = WEIGHT) ->
     return c0, c1, c2, c3
 
 
-def chunks(count: int) -> Iterator[slice]:
-    """Slices that cover ``count`` elements in order."""
-    for start in range(0, count, CHUNK):
-        yield slice(start, min(start + CHUNK, count))
+def chunks(count: int, device: torch.device | str | None = None) -> Iterator[slice]:
+    """Slices that cover ``count`` elements in order, as large as suits the device."""
+    size = CHUNK if torch.device(device or "cpu").type == "cpu" else _DEVICE_CHUNK
+    for start in range(0, count, size):
+        yield slice(start, min(start + size, count))
 
 
 def indices(part: slice, device: torch.device | str | None = None) -> Tensor:

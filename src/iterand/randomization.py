@@ -37,7 +37,7 @@ def _randomize_layer_(layer: MaskedLayer, mask: torch.Tensor, threshold: int) ->
     key, distribution, fan_in = state.key, state.distribution, state.settings.fan_in
     kept, draw = mask.view(-1), layer.draw.view(-1)
     weight = layer.weight.reshape(-1).clone()  # in the order of the indices; the weights may lie in another
-    for part in philox.chunks(draw.numel()):
+    for part in philox.chunks(draw.numel(), draw.device):
         words = philox.philox(philox.indices(part, draw.device), number, key)
         redraw = philox.coins(words[1], threshold) & ~kept[part]
         draw[part] = torch.where(redraw, number, draw[part])

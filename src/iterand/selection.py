@@ -108,7 +108,7 @@ def cut_together(scores: Sequence[Tensor], kept: Tensor, floors: Sequence[int], 
 
 
 def _cut_floor(scores: Tensor, floor: int, name: str) -> Cut:
-    kept = torch.tensor(floor, device=scores.device)
+    kept = torch.full((), floor, device=scores.device)  # a launch, not a copy that would wait
     if floor or scores.device.type == "cpu":
         return cut(scores, kept, name)
     return Cut(torch.where(scores.isnan().any(), math.nan, math.inf), kept - 1)

@@ -5,14 +5,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import cast
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.parametrize import is_parametrized
 
 # Modules, and which of their parameters are weights and biases.
 _KINDS: list[tuple[tuple[type, ...], str, str]] = [
@@ -24,13 +22,12 @@ NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True)
-class Owner:
-    """One place where a parameter is held: ``module.attribute``."""
+class Place:
+    """One place where a tensor is held: ``module.attribute``."""
 
     path: str
     attribute: str
     module: nn.Module
-    parameter: nn.Parameter
 
     @property
     def name(self) -> str:
@@ -51,6 +48,13 @@ class Owner:
     def matches(self, pattern: str) -> bool:
         """Whether a glob pattern fits the parameter's qualified name, or its module's."""
         return fnmatchcase(self.name, pattern) or fnmatchcase(self.path, pattern)
+
+
+@dataclass(frozen=True)
+class Owner(Place):
+    """A place that holds a parameter."""
+
+    parameter: nn.Parameter
 
 
 def owners(model: nn.Module) -> list[Owner]:
@@ -89,7 +93,7 @@ def choose(
         matching(pattern, maskable, "include" if pattern not in named else "overrides")
     for pattern in exclude:
         matching(pattern, everything, "exclude")
-    _refuse_parametrized(model, exclude)
+    _refuse_computed(model, include, exclude)
 
     groups: dict[int, list[Owner]] = {}
     for owner in maskable:
@@ -117,12 +121,20 @@ def choose(
     return chosen
 
 
-def _refuse_parametrized(model: nn.Module, exclude: Sequence[str]) -> None:
+def _refuse_computed(model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str]) -> None:
     """A weight that something else computes cannot be masked; passing over it in silence would half mask the model."""
     for path, module in model.named_modules():
-        if is_parametrized(module) and not any(fnmatchcase(path, pattern) for pattern in exclude):
-            name = f"{path}.{next(iter(cast(nn.ModuleDict, module.parametrizations)))}".lstrip(".")
-            raise ValueError(f"{name!r} has a parametrization already; remove it first, or exclude {path + '*'!r}")
+        held = {
+            *getattr(module, "parametrizations", ()),
+            *vars(module),
+        }  # torch's new way to compute a weight, and its old
+        for attribute in held - {*module._parameters}:
+            place = Place(path, attribute, module)
+            wanted = include is None or any(map(place.matches, include))
+            if place.kind == "weight" and wanted and not any(map(place.matches, exclude)):
+                raise ValueError(
+                    f"{place.name!r} is computed from other tensors; undo that first, or exclude {path + '*'!r}"
+                )
 
 
 def _refuse_unfit(owner: Owner) -> None:

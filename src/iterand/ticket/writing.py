@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from iterand.ticket import container
 from iterand.ticket.content import content
 from iterand.ticket.encoding import encode_layers
 from iterand.ticket.header import Filled, Header, from_json, to_json
+from iterand.version import VERSION
 
 
 def save_ticket(
@@ -73,7 +73,7 @@ def ticket_bytes(
             for layer in kept.layers.values()
         },
         weights_sha256=digest,
-        package=version("iterand"),
+        package=VERSION,
         filled=filled,
         aliases=kept.aliases,
         cast=cast,

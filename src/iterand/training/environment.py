@@ -6,11 +6,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from iterand.version import VERSION
 
 
 def choose_device(name: str) -> torch.device:
@@ -44,7 +45,7 @@ def describe(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name(device)
     return {
-        "iterand": version("iterand"),
+        "iterand": VERSION,
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -1,0 +1,3 @@
+"""The version, said once."""
+
+VERSION = "0.1.0"
