@@ -13,7 +13,7 @@ from iterand import distributions
 from iterand.distributions import Distribution
 from iterand.errors import TicketError
 from iterand.networks import build_network, network_names
-from iterand.ticket import encoding, writing
+from iterand.ticket import encoding, reading
 from ticket_models import SEQUENCES, WORDS, Mixed, mixed, searched, stir_
 
 WEIGHTS = ("kaiming_uniform", "signed_constant", "kaiming_normal", "uniform")
@@ -363,7 +363,8 @@ def test_a_distribution_that_is_gone_or_changed_is_named(tmp_path, monkeypatch):
 
 
 def test_the_writer_keeps_to_the_readers_limits(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "from_json", lambda text, size: (_ for _ in ()).throw(TicketError("too much")))
-    with pytest.raises(TicketError, match="too much"):
+    monkeypatch.setattr(reading, "FREE_ELEMENTS", 10)
+    monkeypatch.setattr(reading, "ELEMENTS_A_BYTE", 0)
+    with pytest.raises(TicketError, match=r"describes \d+ elements in \d+ bytes; the limit is 10"):
         iterand.save_ticket(mixed(), tmp_path / "a.ticket")
     assert list(tmp_path.iterdir()) == []

@@ -77,7 +77,7 @@ FOLDER = Path(__file__).parent / "golden"
 
 def golden(name: str) -> bytes:
     """The bytes of one golden ticket as they are written today, but for the version of the package."""
-    with mock.patch.object(writing, "version", return_value="golden"):
+    with mock.patch.object(writing, "VERSION", "golden"):
         return writing.ticket_bytes(mixed(**GOLDEN[name]), recipe=RECIPE, metrics=METRICS, half=name == "levels")
 
 

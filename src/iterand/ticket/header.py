@@ -12,10 +12,6 @@ from iterand.parametrization import Settings
 from iterand.ticket import draws, schema
 
 FORMAT = 1
-# A ticket may describe this many elements, and more only if its bytes account for them: what it takes to open a file
-# from a stranger is bounded by the file.
-FREE_ELEMENTS = 1 << 26
-ELEMENTS_A_BYTE = 1 << 10
 MAX_SHARED_RUNS = 1 << 22  # runs of the history times layers that share it
 
 
@@ -114,8 +110,8 @@ def to_json(header: Header) -> dict[str, Any]:
     }
 
 
-def from_json(loaded: Mapping[str, Any], file_size: int) -> Header:
-    """The header of a ticket of so many bytes, or a TicketError that names what is wrong."""
+def from_json(loaded: Mapping[str, Any]) -> Header:
+    """The header of a ticket, or a TicketError that names what is wrong."""
     version = loaded.get("format")
     if version != FORMAT:
         raise TicketError(f"it is a ticket of format {version!r}; this iterand reads format {FORMAT}, so upgrade it")
@@ -137,18 +133,14 @@ def from_json(loaded: Mapping[str, Any], file_size: int) -> Header:
         recipe=top["recipe"],
         metrics=top["metrics"],
     )
-    _check_whole(header, file_size)
+    _check_whole(header)
     return header
 
 
 _UNKNOWN = (lambda value: False, "left out")
 
 
-def _check_whole(header: Header, file_size: int) -> None:
-    sizes = [layer.size for layer in header.layers] + [math.prod(each.shape) for each in header.filled.values()]
-    allowed = FREE_ELEMENTS + ELEMENTS_A_BYTE * file_size
-    if sum(sizes) > allowed:
-        raise TicketError(f"it describes {sum(sizes)} elements in {file_size} bytes; the limit is {allowed}")
+def _check_whole(header: Header) -> None:
     coins = sum(layer.coins for layer in header.layers)
     if coins > draws.MAX_COINS:
         raise TicketError(f"its draws need up to {coins} coins to be tossed; the limit is {draws.MAX_COINS}")

@@ -55,8 +55,8 @@ class TicketLayer:
     def values(self, mask: Tensor | None = None) -> Tensor:
         """The kept weights in the order of their indices, float32."""
         if self.header.stored == "level":
-            levels = np.array([level for level, _ in self.header.counts], dtype=np.float32)
-            return self._streamed(levels * np.float32(self.header.unit))
+            levels = torch.tensor([level for level, _ in self.header.counts], dtype=torch.float32)
+            return self._streamed((levels * self.header.unit).numpy())
         mask = self.mask() if mask is None else mask
         draw = cast(Tensor, self.draws(mask))
         return drawn(self.header.settings, self._distribution(), kept_indices(mask), draw)

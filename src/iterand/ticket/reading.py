@@ -1,6 +1,7 @@
 """A ticket that was opened (``read_ticket``): everything about it can be asked, nothing is decoded before it is."""
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ from iterand.errors import TicketError
 from iterand.ticket import container, resuming
 from iterand.ticket.header import Filled, Header, from_json
 from iterand.ticket.layers import TicketLayer
+
+# A ticket may describe this many elements, and more only if its bytes account for them: what it takes to open a file
+# from a stranger is bounded by the file.
+FREE_ELEMENTS = 1 << 26
+ELEMENTS_A_BYTE = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -96,7 +102,7 @@ def read_ticket(path: str | os.PathLike[str]) -> Ticket:
 def parse(data: bytes) -> Ticket:
     """The ticket with these bytes."""
     loaded, tensors = container.unpack(data)
-    header = from_json(loaded, len(data))
+    header = from_json(loaded)
     stored = {name.removeprefix("tensor:"): tensors.pop(name) for name in list(tensors) if name.startswith("tensor:")}
     _check_stored(header, stored)
     streams = _bytes(tensors.pop("streams", torch.empty(0, dtype=torch.uint8)))
@@ -111,7 +117,12 @@ def parse(data: bytes) -> Ticket:
         middle, end = start + layer.streams[0], start + sum(layer.streams)
         layers[layer.name] = TicketLayer(layer, streams[start:middle], streams[middle:end])
         start = end
-    return Ticket(header, layers, stored, len(data))
+    ticket = Ticket(header, layers, stored, len(data))
+    elements = sum(math.prod(shape) for _, shape in ticket.shapes().values())
+    allowed = FREE_ELEMENTS + ELEMENTS_A_BYTE * len(data)
+    if elements > allowed:
+        raise TicketError(f"it describes {elements} elements in {len(data)} bytes; the limit is {allowed}")
+    return ticket
 
 
 def _check_stored(header: Header, stored: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,8 @@ from iterand.files import atomic_write
 from iterand.ticket import container
 from iterand.ticket.content import content
 from iterand.ticket.encoding import encode_layers
-from iterand.ticket.header import Filled, Header, from_json, to_json
+from iterand.ticket.header import Filled, Header, to_json
+from iterand.ticket.reading import parse
 from iterand.version import VERSION
 
 
@@ -80,9 +81,8 @@ def ticket_bytes(
         recipe=_plain(recipe, "recipe"),
         metrics=_plain(metrics, "metrics"),
     )
-    text = to_json(header)
-    data = container.pack(text, tensors)
-    from_json(text, len(data))  # whoever writes keeps to the limits that readers set
+    data = container.pack(to_json(header), tensors)
+    parse(data)  # whoever writes keeps to the limits that readers set
     return data
 
 
