@@ -20,7 +20,7 @@ from iterand.training.recipe import Recipe
 from iterand.training.session import Session
 
 CHECKPOINT_SECONDS = 10.0  # at most this much work, or one step, is lost when a run is killed
-EVALUATION_BATCH = 1000
+EVALUATION_BATCH = 250  # long reviews and large images must fit too
 
 
 class Observer(Protocol):
