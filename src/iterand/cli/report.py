@@ -1,0 +1,56 @@
+"""``iterand report``: our records beside the paper's numbers."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from iterand.cli.console import err, out
+from iterand.experiments.report.as_json import as_json
+from iterand.experiments.report.assembly import Report, read_report
+from iterand.experiments.report.markdown import as_markdown
+from iterand.experiments.report.page import as_html
+from iterand.files import atomic_write
+
+
+class Format(StrEnum):
+    """How the report is written."""
+
+    HTML = "html"
+    MD = "md"
+    JSON = "json"
+
+
+_WRITE = {Format.HTML: as_html, Format.MD: as_markdown, Format.JSON: as_json}
+_PAGE = Path("report.html")
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with runs or with records of runs.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write [report.html; md and json: stdout].")
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="One page, Markdown tables, or JSON.")] = Format.HTML,
+    profile: Annotated[str, typer.Option(help="Whose settings: paper, text or best.")] = "paper",
+    scale: Annotated[str, typer.Option(help="full, or tiny for a page of dry runs.")] = "full",
+) -> None:
+    """Set our results beside the paper's, in one page that needs no network."""
+    found = read_report(folder, profile=profile, scale=scale)
+    text = _WRITE[form](found)
+    for sentence in found.damaged:
+        err.print(f"[yellow]warning:[/] damaged record {sentence}", highlight=False, soft_wrap=True)
+    if output is None and form is not Format.HTML:
+        out.print(text, end="", soft_wrap=True, markup=False, highlight=False)
+        return
+    atomic_write(output or _PAGE, text.encode())
+    out.print(f"{output or _PAGE}: {_what(found)}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _what(found: Report) -> str:
+    said = f"{len(found.runs)} runs in {len(found.started)} of {len(found.outcomes)} experiments"
+    if found.dry:
+        said += f"; {sum(len(outcome.runs) for outcome in found.dry)} dry runs left out (--scale tiny shows them)"
+    if found.strangers:
+        said += f"; {len(found.strangers)} records belong to no cell of profile {found.profile}"
+    return said
