@@ -275,7 +275,7 @@ def test_signs_or_draws_whichever_is_smaller(tmp_path):
         return layer.header.stored
 
     assert stored(0, 1.0) == "round"  # never redrawn: the seed says it all
-    assert stored(1, 0.01) == "place"  # hardly redrawn
+    assert stored(1, 0.01) == "first"  # hardly redrawn
     assert stored(6, 0.4) == "level"
 
 
@@ -285,7 +285,7 @@ def test_places_where_coins_are_tossed_and_rounds_where_all_fall_or_they_are_too
     assert iterand.read_ticket(tmp_path / "a.ticket").layers["weight"].header.stored == "round"
     model = searched(nn.Linear(30, 30), rate=0.5)
     iterand.save_ticket(model, tmp_path / "a.ticket")
-    assert iterand.read_ticket(tmp_path / "a.ticket").layers["weight"].header.stored == "place"
+    assert iterand.read_ticket(tmp_path / "a.ticket").layers["weight"].header.stored == "latest"
     monkeypatch.setattr(encoding.draws, "MAX_COINS", 10)
     iterand.save_ticket(model, tmp_path / "a.ticket")
     assert iterand.read_ticket(tmp_path / "a.ticket").layers["weight"].header.stored == "round"

@@ -27,7 +27,7 @@ def test_a_cost_adds_up(tmp_path):
     layer = costs.layers[0]
     draws = iterand.masked_layers(model)["convolution.weight"].draw[ticket.layers["convolution.weight"].mask()]
     assert (layer.name, layer.shape, layer.kept, layer.rounds, layer.stored) == (
-        "convolution.weight", (4, 3, 3), 18, 6, "place"
+        "convolution.weight", (4, 3, 3), 18, 6, "latest"
     )  # fmt: skip
     assert layer.redrawn == (draws > 0).sum()
     counts = [count for _, count in ticket.layers["convolution.weight"].header.counts]

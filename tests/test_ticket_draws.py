@@ -23,23 +23,28 @@ def falls(index: int, history: list[tuple[int, int]]) -> list[int]:
     ]
 
 
+@pytest.mark.parametrize("latest", [False, True])
 @pytest.mark.parametrize("history", RUNS.values(), ids=RUNS)
-def test_places_and_draws_are_those_of_a_plain_loop(history):
+def test_places_and_draws_are_those_of_a_plain_loop(history, latest):
     indices = [*range(0, 60, 7), (1 << 33) + 5]
-    rows = [(index, place, draw) for index in indices for place, draw in enumerate(falls(index, history), start=1)]
+    order = {index: falls(index, history)[:: -1 if latest else 1] for index in indices}
+    rows = [(index, place, draw) for index in indices for place, draw in enumerate(order[index], start=1)]
     index, place, draw = (torch.tensor(column) for column in zip(*rows))
     key = philox.key(SEED, NAME)
-    assert draws.places(index, draw, key, history).tolist() == place.tolist()
-    assert draws.draws(index, place, key, history).tolist() == draw.tolist()
+    assert draws.places(index, draw, key, history, latest=latest).tolist() == place.tolist()
+    assert draws.draws(index, place, key, history, latest=latest).tolist() == draw.tolist()
 
 
-def test_a_coin_that_did_not_fall_has_no_place_and_a_place_too_far_no_draw():
+@pytest.mark.parametrize("latest", [False, True])
+def test_a_coin_that_did_not_fall_has_no_place_and_a_place_too_far_no_draw(latest):
     history = RUNS["one rate"]
     fell = falls(3, history)
+    end = fell[-1] if latest else fell[0]
     up = next(number for number in range(1, 41) if number not in fell)
     key = philox.key(SEED, NAME)
-    assert draws.places(torch.tensor([3, 3]), torch.tensor([up, fell[0]]), key, history).tolist() == [0, 1]
-    assert draws.draws(torch.tensor([3, 3]), torch.tensor([len(fell) + 1, 1]), key, history).tolist() == [0, fell[0]]
+    assert draws.places(torch.tensor([3, 3]), torch.tensor([up, end]), key, history, latest=latest).tolist() == [0, 1]
+    beyond = torch.tensor([len(fell) + 1, 1])
+    assert draws.draws(torch.tensor([3, 3]), beyond, key, history, latest=latest).tolist() == [0, end]
 
 
 def test_chunks_do_not_matter(monkeypatch):
@@ -47,7 +52,7 @@ def test_chunks_do_not_matter(monkeypatch):
     key = philox.key(SEED, NAME)
     index = torch.arange(300)
     place = torch.ones_like(index) * 2
-    whole = draws.draws(index, place, key, history)
+    whole = draws.draws(index, place, key, history, latest=False)
     monkeypatch.setattr(philox, "CHUNK", 7)
-    assert draws.draws(index, place, key, history).equal(whole)
-    assert draws.places(index, whole, key, history).equal(place)
+    assert draws.draws(index, place, key, history, latest=False).equal(whole)
+    assert draws.places(index, whole, key, history, latest=False).equal(place)

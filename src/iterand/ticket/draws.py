@@ -2,7 +2,8 @@
 
 A weight can have been redrawn in round k only if its coin b_r fell in round k (Eq. 3), and seed and rates say in which
 rounds it did. Of R rounds about r·R are left, so the place among them (0 for the initial weight) costs log2(1/r) bits
-less than the round itself.
+less than the round itself. Places are counted from the first fall or from the latest: weights that settled early have
+low places from the first, weights of a mask that never settled have low ones from the latest.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,22 +32,23 @@ def thresholds(history: History) -> Tensor:
     return torch.repeat_interleave(runs[:, 0], runs[:, 1])
 
 
-def places(index: Tensor, draw: Tensor, key: philox.Key, history: History) -> Tensor:
+def places(index: Tensor, draw: Tensor, key: philox.Key, history: History, *, latest: bool) -> Tensor:
     """The place, from 1, of each redrawn weight's draw among its coin's falls; 0 if it did not fall in that round."""
+    sign = -1 if latest else 1
     place = torch.zeros_like(draw)
     fell_then = torch.zeros_like(draw, dtype=torch.bool)
 
     def advance(open_: Tensor, rounds: Tensor, fell: Tensor) -> Tensor:
         wanted = draw[open_]
-        place[open_] += (fell & (rounds <= wanted)).sum(0)
+        place[open_] += (fell & (sign * rounds <= sign * wanted)).sum(0)
         fell_then[open_] |= (fell & (rounds == wanted)).any(0)
-        return wanted > rounds[-1]
+        return sign * wanted > sign * rounds[-1]
 
-    _toss(index, key, history, advance)
+    _toss(index, key, history, latest, advance)
     return place * fell_then
 
 
-def draws(index: Tensor, place: Tensor, key: philox.Key, history: History) -> Tensor:
+def draws(index: Tensor, place: Tensor, key: philox.Key, history: History, *, latest: bool) -> Tensor:
     """The draw that stands at each weight's place, from 1, among its coin's falls; 0 if it did not fall so often."""
     draw = torch.zeros_like(place)
     falls = torch.zeros_like(place)
@@ -57,19 +59,21 @@ def draws(index: Tensor, place: Tensor, key: philox.Key, history: History) -> Te
         draw[open_] = torch.where(reached[-1], rounds[reached.to(torch.uint8).argmax(0), 0], 0)
         return ~reached[-1]
 
-    _toss(index, key, history, advance)
+    _toss(index, key, history, latest, advance)
     return draw
 
 
 def _toss(
-    index: Tensor, key: philox.Key, history: History, advance: Callable[[Tensor, Tensor, Tensor], Tensor]
+    index: Tensor, key: philox.Key, history: History, latest: bool, advance: Callable[[Tensor, Tensor, Tensor], Tensor]
 ) -> None:
-    """Toss the coins of these weights, several rounds at a time, for as long as ``advance`` leaves a weight open.
+    """Toss the coins of these weights, some rounds at a time from the first or the latest, while any is left open.
 
-    It is told which weights are open, which rounds are tossed [rounds, 1], and which coins fell [rounds, weights].
+    ``advance`` is told which weights are open, which rounds are tossed [rounds, 1], and which coins fell [rounds,
+    weights]; it says which weights stay open.
     """
     coins = thresholds(history)
     tossed = coins.nonzero().squeeze(1)  # a coin of rate 0 never falls
+    tossed = tossed.flip(0) if latest else tossed
     for part in philox.chunks(len(index)):
         open_ = philox.indices(part)
         start = 0

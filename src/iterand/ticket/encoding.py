@@ -74,7 +74,7 @@ def _tell(layer: MaskedLayer, index: Tensor, draw: Tensor, *, by_place: bool) ->
     state = layer.parametrization
     weight = _at(layer.weight.detach(), index)
     best = _by_level(state, weight)
-    if best is None or _expected_bits(draw, state.history) < best.bits:
+    if best is None or min(_expected_bits(draw, state.history).values()) < best.bits:
         by_draw = _by_draw(state, index, draw.to(torch.int64), by_place)
         best = by_draw if best is None or by_draw.bits < best.bits else best
     _check_weights(layer.name, weight, best.values)
@@ -102,19 +102,27 @@ def _by_draw(state: Mask, index: Tensor, draw: Tensor, by_place: bool) -> _Told:
     values = drawn(state.settings, state.distribution, index, draw)
     redrawn = draw.nonzero().squeeze(1)
     if by_place and any(threshold < draws.ALWAYS for threshold, _ in state.history):
-        place = draws.places(index[redrawn], draw[redrawn], state.key, state.history)
+        expected = _expected_bits(draw, state.history)
+        stored = min(expected, key=lambda way: expected[way])
+        place = draws.places(index[redrawn], draw[redrawn], state.key, state.history, latest=stored == "latest")
         if place.all():
             told = torch.zeros_like(draw).index_copy_(0, redrawn, place)
-            return _Told("place", *_compact(told.numpy()), values)
+            return _Told(stored, *_compact(told.numpy()), values)
     return _Told("round", *_compact(draw.numpy()), values)
 
 
-def _expected_bits(draw: Tensor, history: draws.History) -> float:
-    """About what the places of these draws cost, without tossing a coin: each as if its coin had fallen as expected."""
-    counts = np.bincount(draw.numpy())
-    rates = draws.thresholds(history).numpy() / draws.ALWAYS
-    place = np.concatenate([[0.0, 1.0], 1 + rates.cumsum().round()])[: len(counts)].astype(np.int64)
-    return coding.entropy(np.bincount(place, weights=counts))
+def _expected_bits(draw: Tensor, history: draws.History) -> dict[str, float]:
+    """About what the places of these draws cost, counted either way, without tossing a coin.
+
+    Each coin is taken to have fallen as often before, and after, as its rates let expect.
+    """
+    counts = np.bincount(draw.numpy(), minlength=1)
+    falls = np.concatenate([[0.0], draws.thresholds(history).numpy().cumsum() / draws.ALWAYS])
+    before, after = falls[: len(counts) - 1], falls[-1] - falls[1 : len(counts)]
+    return {
+        stored: coding.entropy(np.bincount(np.append(0, 1 + others.round()).astype(np.int64), weights=counts))
+        for stored, others in (("first", before), ("latest", after))
+    }
 
 
 def _compact(numbers: coding.Symbols) -> tuple[coding.Symbols, dict[int, int]]:

@@ -37,8 +37,8 @@ class LayerHeader:
     """The float32 number that levels are multiplied with."""
     history: tuple[tuple[int, int], ...]
     stored: str
-    """What tells a kept weight: its ``level``, the ``place`` of its draw among its coin's falls, or the ``round`` of
-    its draw."""
+    """What tells a kept weight: its ``level``, the ``round`` of its draw, or the draw's place among its coin's falls,
+    counted from the ``first`` or the ``latest``."""
     counts: tuple[tuple[int, int], ...]
     """(level, place or round; how many kept weights have it), ascending."""
     streams: tuple[int, int]
@@ -67,7 +67,7 @@ class LayerHeader:
     @property
     def coins(self) -> int:
         """How many coins must at most be tossed to find the draws."""
-        return (self.redrawn or 0) * self.rounds if self.stored == "place" else 0
+        return (self.redrawn or 0) * self.rounds if self.stored in ("first", "latest") else 0
 
 
 @dataclass(frozen=True)

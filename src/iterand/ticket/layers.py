@@ -44,7 +44,8 @@ class TicketLayer:
             return told
         redrawn = told.nonzero().squeeze(1)
         index = kept_indices(self.mask() if mask is None else mask)[redrawn]
-        found = draws.draws(index, told[redrawn], self._key, self.header.history)
+        latest = self.header.stored == "latest"
+        found = draws.draws(index, told[redrawn], self._key, self.header.history, latest=latest)
         if not found.all():
             raise TicketError(
                 f"layer {self.header.name!r} holds a draw of a round in which the weight's coin stayed up"

@@ -115,7 +115,7 @@ SHARED: Fields = {
     **SETTINGS,
     "unit": (_float32, "a float32 number"),
     "history": (_counted(_whole(0, draws.ALWAYS), 1 << 20), "a list of [threshold, rounds]"),
-    "stored": (_one_of("level", "place", "round"), "'level', 'place' or 'round'"),
+    "stored": (_one_of("level", "round", "first", "latest"), "'level', 'round', 'first' or 'latest'"),
 }
 LAYER: Fields = {
     "name": (_text, "a name"),
