@@ -6,22 +6,17 @@ import re
 from dataclasses import replace
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from iterand.cli.report import report as report_command
 from iterand.errors import IterandError
 from iterand.experiments.experiment import Cell, Experiment, PaperNumber
-from iterand.experiments.report import formatting, settings
+from iterand.experiments.report import assembly, settings
 from iterand.experiments.report.as_json import as_json
 from iterand.experiments.report.assembly import read_report
-from iterand.experiments.report.layout import panels, positions
 from iterand.experiments.report.markdown import as_markdown
 from iterand.experiments.report.matching import identity
 from iterand.experiments.report.page import as_html
 from iterand.experiments.report.records import read_records
 from iterand.experiments.report.statistics import Summary, compare, summarize
-from iterand.experiments.report.svg import Styles
 from iterand.training import recipe_file
 from iterand.training.recipe import Recipe, recipe_keys
 from reporting import as_record, install, recipe, tiny, widths, write, write_runs
@@ -183,6 +178,28 @@ class TestMatching:
         }
         assert "<code>a.json</code> has the settings and the seed of <code>b.json</code>" in as_html(found)
 
+    def test_a_record_of_another_profile_says_which(self, tmp_path, monkeypatch):
+        def find(name, *, profile, scale):
+            cell = Cell("one", recipe(rate={"paper": 0.1, "text": 0.1, "best": 0.3}[profile]))
+            return Experiment("one", "One", (cell,), 1)
+
+        install(monkeypatch, widths())
+        monkeypatch.setattr(assembly, "find_experiment", find)
+        write(tmp_path / "best.json", as_record(recipe(rate=0.3), 90.0))
+        write(tmp_path / "none.json", as_record(recipe(rate=0.4), 90.0))
+        write(tmp_path / "paper.json", as_record(recipe(rate=0.1), 90.0))
+        here = read_report(tmp_path)
+        assert [str(run.path) for run in here.runs] == ["paper.json"]
+        assert [(str(entry.record.path), entry.profiles) for entry in here.strangers] == [
+            ("best.json", ("best",)),
+            ("none.json", ()),
+        ]
+        there = read_report(tmp_path, profile="best")
+        assert [(str(entry.record.path), entry.profiles) for entry in there.strangers] == [
+            ("none.json", ()),
+            ("paper.json", ("paper", "text")),
+        ]
+
     def test_two_experiments_may_share_a_run(self, tmp_path, monkeypatch):
         install(monkeypatch, widths(), replace(widths(), name="again"))
         write_runs(tmp_path, recipe(width=0.5), 88.0)
@@ -222,200 +239,9 @@ class TestDryRuns:
         assert "Dry run" not in as_html(read_report(tmp_path))
 
 
-def small_report(tmp_path, monkeypatch):
-    open_experiment = Experiment("imdb", "Film reviews", (Cell("LSTM", recipe(network="lstm")),), 5, "Table 11")
-    install(monkeypatch, widths(), open_experiment)
-    write_runs(tmp_path, recipe(width=0.5), 87.8, 88.0, 88.2)
-    write_runs(tmp_path, recipe(width=1.0), 91.0)
-    write_runs(tmp_path, recipe("sgd", width=0.5), 85.0, 85.0)
-    return read_report(tmp_path)
-
-
-MARKDOWN = """\
-Mean ± standard deviation over n runs. “As the paper”: within 2 deviations of its mean.
-
-### Varying the width (Table 4)
-
-| method | width ρ | test accuracy (%) | paper | difference |  |
-|---|---|---:|---:|---:|---|
-| IteRand | 0.5 | 88.00 ± 0.20 (n = 3) | 88.00 ± 0.30 | +0.00 | as the paper |
-| IteRand | 1 | 91.00 (n = 1) | 90.00 ± 0.30 | +1.00 | above |
-| SGD | 0.5 | 85.00 ± 0.00 (n = 2) | 89.00 ± 0.30 | −4.00 | below |
-| SGD | 1 | open | 91.00 ± 0.30 |  |  |
-
-### Open
-
-- imdb: Film reviews
-"""
-
-
-class TestForms:
-    def test_markdown(self, tmp_path, monkeypatch):
-        assert as_markdown(small_report(tmp_path, monkeypatch)) == MARKDOWN
-
-    def test_json(self, tmp_path, monkeypatch):
-        found = json.loads(as_json(small_report(tmp_path, monkeypatch)))
-        assert found["format"] == "iterand report 1"
-        assert [entry["name"] for entry in found["experiments"]] == ["widths", "imdb"]
-        first, second, _, last = found["experiments"][0]["cells"]
-        assert [run.pop("seed") for run in first["runs"]] == [0, 1, 2]
-        assert [run["value"] for run in first.pop("runs")] == [87.8, 88.0, 88.2]
-        assert first == {
-            "label": "IteRand, ρ = 0.5",
-            "axes": {"method": "IteRand", "width": 0.5},
-            "n": 3,
-            "mean": pytest.approx(88.0),
-            "std": pytest.approx(0.2),
-            "paper": {"mean": 88.0, "std": 0.3, "where": "Table 4"},
-            "difference": pytest.approx(0.0, abs=1e-9),
-            "deviation": pytest.approx(math.sqrt((0.04 + 0.09) / 2)),
-            "verdict": "same",
-            "weights": 2e6,
-            "kept": 1e6,
-            "ticket_bytes": 424e3,
-            "seconds": 90.0,
-        }
-        assert second["verdict"] == "above"
-        assert (last["n"], last["mean"], last["verdict"]) == (0, None, None)
-
-    def test_the_page_has_each_number(self, tmp_path, monkeypatch):
-        page = as_html(small_report(tmp_path, monkeypatch))
-        for words in ("88.00", "± 0.20", "+1.00", "−4.00", "1.00M", "424.0 kB", "A processor", "0123456789ab"):
-            assert words in page
-        assert page.count('class="verdict same"') == page.count('class="verdict above"') == 1
-        assert "<code>iterand reproduce imdb</code>" in page
-
-    def test_the_same_records_give_the_same_page(self, tmp_path, monkeypatch):
-        found = small_report(tmp_path, monkeypatch)
-        assert as_html(found) == as_html(read_report(tmp_path))
-
-    def test_the_page_asks_for_nothing(self, tmp_path, monkeypatch):
-        page = as_html(small_report(tmp_path, monkeypatch))
-        assert all(link.startswith(("#", "data:,")) for link in re.findall(r'href="([^"]*)"', page))
-        assert not re.search(r"\bsrc=|@import|url\((?!#)|https?://", page)
-
-    def test_an_empty_folder_makes_a_page_of_open_experiments(self, tmp_path, monkeypatch):
-        install(monkeypatch, widths())
-        page = as_html(read_report(tmp_path))
-        assert "Open: no runs yet" in page
-        assert "<svg" not in page
-
-    def test_nothing_in_a_record_or_an_experiment_becomes_markup(self, tmp_path, monkeypatch):
-        evil = "<script>alert(1)</script> $x$ & \" ' | `x` ]]>"
-        of = replace(recipe(width=0.5), name=evil, description=evil)
-        cells = [
-            Cell(
-                evil, recipe(width=width), (("network", evil), ("method", evil), (evil, width)), PaperNumber(9, 1, evil)
-            )
-            for width in (0.5, 1.0)
-        ]
-        cells.append(replace(cells[0], axes=(("network", "b"), ("method", "b"), (evil, 2.0)), recipe=recipe(width=2.0)))
-        kinds = [(kind, Experiment(kind, evil, tuple(cells), 1, evil, kind, evil)) for kind in ("curves", "bars")]
-        install(monkeypatch, *(experiment for _, experiment in kinds))
-        environment = {"command": evil, "commit": evil, "hardware": {"gpu": evil}, "torch": evil}
-        write(tmp_path / "a.json", as_record(of, 88.0, environment=environment))
-        write(tmp_path / "b.json", as_record(recipe(width=2.0), 88.0))
-        write(tmp_path / "other.json", as_record(replace(of, network=recipe(network="x").network), 1.0))
-        write(tmp_path / "record.json", as_record(recipe(), 1.0, format=f"iterand record {evil}"))
-        found = read_report(tmp_path)
-        page = as_html(found)
-        assert page.count("<script>") == 1  # the page's own
-        assert page.count("alert(1)") > 10
-        for line in as_markdown(found).splitlines():
-            assert not re.search(r"(?<!\\)<", line)
-
-    def test_unknown_plot(self, tmp_path, monkeypatch):
-        install(monkeypatch, replace(widths(), plot="pie"))
-        write_runs(tmp_path, recipe(width=0.5), 88.0)
-        with pytest.raises(ValueError, match="plot is 'pie'; it must be none, bars, curves"):
-            as_html(read_report(tmp_path))
-
-
-class TestLayout:
-    @pytest.mark.parametrize(
-        ("places", "expected"),
-        [
-            ((0.25, 0.5, 1.0, 2.0), [math.log(0.25), math.log(0.5), 0.0, math.log(2.0)]),
-            ((1, 30, 300, 3000), [0.0, math.log(30), math.log(300), math.log(3000)]),
-            ((0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99), [0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99]),
-            ((0.0, 0.01, 0.1, 1.0), [0.0, 1.0, 2.0, 3.0]),
-            ((1.0, 2.0), [1.0, 2.0]),
-            ((5.0,), [5.0]),
-            ((), []),
-        ],
-    )
-    def test_an_axis_is_straight_logarithmic_or_in_steps(self, places, expected):
-        assert positions(places) == pytest.approx(expected)
-
-    def test_panels_are_networks_and_series_what_is_left(self, tmp_path, monkeypatch):
-        cells = tuple(
-            Cell(
-                "x", recipe(network=network, width=width), (("network", network), ("method", method), ("width", width))
-            )
-            for network in ("conv6", "resnet18")
-            for method in ("IteRand", "SGD")
-            for width in (0.5, 1.0)
-        )
-        install(monkeypatch, replace(widths(), cells=cells))
-        found = panels(read_report(tmp_path).outcomes[0], "width")
-        assert [(panel.title, [(series.name, len(series.cells)) for series in panel.series]) for panel in found] == [
-            ("conv6", [("IteRand", 2), ("SGD", 2)]),
-            ("resnet18", [("IteRand", 2), ("SGD", 2)]),
-        ]
-
-    def test_a_method_has_one_hue_whatever_its_variant(self):
-        styles = Styles()
-        hue = {name: styles[name].variable.rpartition("-")[0] for name in ("SGD", "IteRand, SC", "IteRand (KU)", "new")}
-        assert hue == {"SGD": "series-3", "IteRand, SC": "series-1", "IteRand (KU)": "series-1", "new": "series-5"}
-        assert styles["IteRand, SC"] != styles["IteRand (KU)"]
-        assert styles[""] == styles["IteRand"] == styles["IteRand, SC"]
-
-
 def test_settings_are_split_into_the_base_and_a_cells_own():
     cells = widths().cells
     base = settings.common(cells)
     assert base["network.name"] == "conv6"
     assert not {"network.width_factor", "method.name", "seed", "name"} & set(base)
     assert settings.own(cells[0].recipe, base) == {"network.width_factor": "0.5", "method.name": "iterand"}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(2.849, "2.8 s"), (99.9, "99.9 s"), (600, "10 min"), (6253.69, "1 h 44 min")]
-)
-def test_durations(seconds, words):
-    assert formatting.duration(seconds) == words
-
-
-class TestCommand:
-    def run(self, *arguments):
-        app = typer.Typer()
-        app.command()(report_command)
-        return CliRunner().invoke(app, [str(entry) for entry in arguments])
-
-    def test_a_page_beside(self, tmp_path, monkeypatch):
-        small_report(tmp_path / "runs", monkeypatch)
-        write(tmp_path / "runs" / "record.json", "{")
-        monkeypatch.chdir(tmp_path)
-        answer = self.run("runs")
-        assert answer.exit_code == 0
-        assert answer.stdout == "report.html: 6 runs in 1 of 2 experiments\n"
-        assert "damaged record record.json: it cannot be read" in answer.stderr
-        assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
-
-    def test_markdown_goes_to_stdout_and_to_a_file(self, tmp_path, monkeypatch):
-        small_report(tmp_path / "runs", monkeypatch)
-        assert self.run(tmp_path / "runs", "--format", "md").stdout == MARKDOWN
-        self.run(tmp_path / "runs", "--format", "md", "-o", tmp_path / "table.md")
-        assert (tmp_path / "table.md").read_text() == MARKDOWN
-
-    def test_json_is_one_object(self, tmp_path, monkeypatch):
-        small_report(tmp_path / "runs", monkeypatch)
-        assert json.loads(self.run(tmp_path / "runs", "--format", "json").stdout)["profile"] == "paper"
-
-    def test_dry_runs_and_strangers_are_mentioned(self, tmp_path, monkeypatch):
-        install(monkeypatch, widths())
-        write_runs(tmp_path, tiny(widths()).cells[0].recipe, 11.11, 12.22)
-        write_runs(tmp_path, recipe(network="other"), 50.0)
-        said = self.run(tmp_path, "-o", tmp_path / "page.html").stdout
-        assert "2 dry runs left out (--scale tiny shows them)" in said
-        assert "1 records belong to no cell of profile paper" in said

@@ -220,6 +220,7 @@ def test_paper_is_white_even_at_night(browser, pages):
     assert browser.run(BACKGROUND) == "rgb(255, 255, 255)"
     heights = "[...document.querySelectorAll('.panels svg')].map(svg => svg.getBoundingClientRect().height)"
     assert all(height > 50 for height in browser.run(heights))
+    assert browser.run("getComputedStyle(document.querySelector('thead button')).display") == "contents"
     pdf = browser.pdf()
     assert pdf.startswith(b"%PDF")
     assert len(pdf) > 20_000
