@@ -135,6 +135,36 @@ def test_durations(seconds, words):
     assert formatting.duration(seconds) == words
 
 
+def places(value, path=()):
+    """Where something could be exchanged in a JSON value."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            yield (*path, key)
+            yield from places(entry, (*path, key))
+
+
+ODD = [None, True, -1, 0, 10**400, 1e300, math.nan, math.inf, "", "\x00<b>", [], [[]], {}, {"a": {}}, [{}], "iterand"]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:12])
+def test_no_record_breaks_a_report(tmp_path, monkeypatch, odd):
+    install(monkeypatch, replace(widths(), plot="none"))
+    base = as_record(recipe(width=0.5), 88.0)
+    for number, place in enumerate(places(base)):
+        record = json.loads(json.dumps(base))
+        inner = record
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = odd
+        write(tmp_path / str(number) / "record.json", record)
+    found = read_report(tmp_path)
+    assert len(found.runs) + len(found.strangers) + len(found.set_aside) + len(found.damaged) == number + 1
+    assert found.damaged
+    assert "<b>" not in as_html(found)
+    json.loads(as_json(found), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert as_markdown(found)
+
+
 class TestCommand:
     def run(self, *arguments):
         app = typer.Typer()

@@ -26,9 +26,8 @@ class CellOutcome:
 
     def mean(self, key: str) -> float | None:
         """The mean of an entry of the runs' results, where all have it."""
-        found = [run.result.get(key) for run in self.runs]
-        numbers = [float(entry) for entry in found if isinstance(entry, (int, float))]
-        return sum(numbers) / len(numbers) if numbers and len(numbers) == len(found) else None
+        numbers = [number for run in self.runs if (number := run.number(key)) is not None]
+        return sum(numbers) / len(numbers) if numbers and len(numbers) == len(self.runs) else None
 
     @property
     def seconds(self) -> float | None:

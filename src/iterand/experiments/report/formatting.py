@@ -48,10 +48,10 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def size(count: int) -> str:
+def size(count: float) -> str:
     """A number of bytes."""
     if count < 1000:
-        return f"{count} B"
+        return f"{count:.0f} B"
     return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.2f} MB"
 
 

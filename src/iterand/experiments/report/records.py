@@ -32,6 +32,10 @@ class Record:
     written: float
     """When its file was last written, to tell the newer of two."""
 
+    def number(self, key: str) -> float | None:
+        """An entry of the result, where it has such a number."""
+        return _number(self.result.get(key))
+
 
 @dataclass(frozen=True)
 class Records:
@@ -49,7 +53,7 @@ def read_records(folder: Path) -> Records:
     for path in sorted(folder.rglob("*.json")):
         try:
             record = _read(path, folder)
-        except IterandError as error:
+        except (IterandError, OverflowError) as error:  # a recipe may hold a whole number beyond all floats
             damaged.append(f"{path.relative_to(folder)}: {error}")
         else:
             found += [record] if record else []
@@ -80,13 +84,10 @@ def _checked(value: dict[str, Any], path: Path, written: float) -> Record:
     )
     if not metrics or not all(isinstance(epoch, dict) for epoch in metrics):
         raise IterandError("its metrics are not one table an epoch")
-    _finite("seconds", value.get("seconds"))
-    _finite("result.test_accuracy", result.get("test_accuracy"))
-    for epoch in metrics:
-        for key in PER_EPOCH:
-            _finite(f"metrics.{key}", epoch.get(key))
-    parsed = recipe_file.from_dict(recipe)
-    return Record(path, parsed, result, tuple(metrics), value["seconds"], environment, written)
+    seconds = _required("seconds", value.get("seconds"))
+    _required("result.test_accuracy", result.get("test_accuracy"))
+    curves = [{key: _required(f"metrics.{key}", epoch.get(key)) for key in PER_EPOCH} for epoch in metrics]
+    return Record(path, recipe_file.from_dict(recipe), result, tuple(curves), seconds, environment, written)
 
 
 def _part(value: dict[str, Any], key: str, kind: type) -> Any:
@@ -95,6 +96,17 @@ def _part(value: dict[str, Any], key: str, kind: type) -> Any:
     return value[key]
 
 
-def _finite(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+def _required(name: str, value: object) -> float:
+    number = _number(value)
+    if number is None:
         raise IterandError(f"its {name} is {value!r}; it must be a number")
+    return number
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond all floats
+        return None
