@@ -123,6 +123,22 @@ def test_own_recipe_by_path(tmp_path):
         find_recipe(str(tmp_path / "none.toml"))
 
 
+def test_a_recipe_extends_one_of_the_package(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "digits"\nname = "mine"\n[method]\nrate = 0.3\n')
+    expected = recipe_file.override(find_recipe("digits"), ["name=mine", "rate=0.3"])
+    assert find_recipe(str(path)) == expected
+    for text, sentence in (
+        ('extends = "digit"', "did you mean 'digits'"),
+        ("extends = 3", "extends is 3; it must be the name of a recipe"),
+        ('extends = "digits"\n[method]\nperod = 3', "no key 'method.perod'; did you mean 'method.period'"),
+        ('extends = "digits"\nmethod = 3', "'method' is a table"),
+    ):
+        path.write_text(text)
+        with pytest.raises(RecipeError, match=sentence):
+            find_recipe(str(path))
+
+
 def test_unknown_recipe_gets_a_suggestion():
     with pytest.raises(RecipeError, match="did you mean 'digits'"):
         find_recipe("digit")

@@ -1,73 +1,51 @@
-"""The experiments: which runs make up each."""
+"""The experiments by name: the paper's, in its order, and our own."""
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from iterand.experiments.library import find_recipe
-from iterand.training import recipe_file
-from iterand.training.recipe import Recipe
+from iterand.experiments import own
+from iterand.experiments.experiment import Cell, Experiment, PaperNumber
+from iterand.experiments.paper import ablations, imagenet, overhead, sparsities, text, widths
+from iterand.experiments.profiles import adapt
+from iterand.experiments.scale import tiny
+from iterand.training.recipe import SCALES
 
+__all__ = ["Cell", "Experiment", "PaperNumber", "experiment_names", "find_experiment"]
 
-@dataclass(frozen=True)
-class PaperNumber:
-    """What the paper has for a cell, and where."""
-
-    mean: float
-    std: float | None
-    where: str
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One cell of a table: a recipe, to be run with several seeds."""
-
-    label: str
-    recipe: Recipe
-    axes: tuple[tuple[str, str | float], ...] = ()
-    """Where the cell stands in tables and plots: ("network", "conv6"), ("method", "IteRand"), ("width", 0.5), …"""
-    paper: PaperNumber | None = None
-
-    def runs(self, seeds: int) -> list[Recipe]:
-        """The recipe with seeds 0 … seeds − 1."""
-        return [replace(self.recipe, seed=seed) for seed in range(seeds)]
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A table of cells."""
-
-    name: str
-    title: str
-    cells: tuple[Cell, ...]
-    seeds: int
-    where: str = ""
-    """Which figure or table of the paper it is."""
-    plot: str = "bars"
-    """How it is drawn: bars, curves (accuracy over ``across``), parameters, training, heat map, or none."""
-    across: str = ""
-    """The axis that runs along the horizontal of a plot."""
-
-
-def _digits() -> Experiment:
-    iterand = find_recipe("digits")
-    edge_popup = recipe_file.override(iterand, ["method.name=edge_popup"])
-    sgd = recipe_file.override(iterand, ["method.name=sgd", "learning_rate.initial=0.02"])
-    cells = (Cell("SGD", sgd), Cell("edge-popup", edge_popup), Cell("IteRand", iterand))
-    return Experiment("digits", "The point of the paper on a laptop: three methods, one narrow network", cells, seeds=5)
-
-
-_EXPERIMENTS = {"digits": _digits}
+_EXPERIMENTS = {
+    "digits": own.digits,
+    "figure1": ablations.figure1,
+    "figure2": widths.figure2,
+    "figure3": imagenet.figure3,
+    "figure3-curves": imagenet.figure3_curves,
+    "period": ablations.period,
+    "period-rate": ablations.period_rate,
+    "overhead": overhead.overhead,
+    "sparsity": sparsities.sparsity,
+    "imp": sparsities.imp,
+    "width": widths.width,
+    "large": imagenet.large,
+    "imdb": text.imdb,
+    "best": own.best,
+}
 
 
 def experiment_names() -> list[str]:
     """The names of all experiments."""
-    return sorted(_EXPERIMENTS)
+    return list(_EXPERIMENTS)
 
 
-def find_experiment(name: str) -> Experiment:
-    """The experiment of this name."""
+def find_experiment(name: str, profile: str = "paper", scale: str = "full") -> Experiment:
+    """The experiment of this name, in a profile, at a scale."""
     if name not in _EXPERIMENTS:
         close = difflib.get_close_matches(name, _EXPERIMENTS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(experiment_names())}"
         raise ValueError(f"unknown experiment {name!r}; {hint}")
-    return _EXPERIMENTS[name]()
+    if scale not in SCALES:
+        raise ValueError(f"unknown scale {scale!r}; there are {', '.join(SCALES)}")
+    experiment = _EXPERIMENTS[name]()
+    cells = tuple(replace(cell, recipe=adapt(cell.recipe, profile)) for cell in experiment.cells)
+    if scale == "tiny":
+        cells = tuple(replace(cell, recipe=tiny(cell.recipe)) for cell in cells)
+        return replace(experiment, cells=cells, seeds=1)
+    return replace(experiment, cells=cells)

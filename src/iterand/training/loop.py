@@ -140,9 +140,9 @@ def _end_epoch(session: Session, validation: Split) -> dict[str, Any]:
 
 
 def _forward(model: nn.Module, batch: Batch, recipe: Recipe) -> Tensor:
-    inputs = batch.inputs
-    if recipe.training.channels_last:
-        inputs = tuple(one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one for one in inputs)
+    # Images come in whatever layout their source has; the recipe decides, since sums depend on it.
+    layout = torch.channels_last if recipe.training.channels_last else torch.contiguous_format
+    inputs = tuple(one.contiguous(memory_format=layout) if one.dim() == 4 else one for one in batch.inputs)
     with torch.autocast(batch.labels.device.type, torch.bfloat16, enabled=recipe.training.precision == "bfloat16"):
         outputs: Tensor = model(*inputs)
     return outputs.float()

@@ -4,7 +4,7 @@ import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -28,23 +28,29 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
     return Recipe(**top, **{name: schema.SECTIONS[name](**part) for name, part in sections.items()})
 
 
-def from_toml(text: str, where: str) -> Recipe:
-    """A recipe from TOML; ``where`` names the source in errors."""
+def from_toml(text: str, where: str, find: Callable[[str], Recipe] | None = None) -> Recipe:
+    """A recipe from TOML; ``where`` names the source in errors, ``find`` finds the recipe that it may extend."""
     try:
-        return from_dict(tomllib.loads(text))
+        values = tomllib.loads(text)
+        if find is not None and "extends" in values:
+            base = values.pop("extends")
+            if not isinstance(base, str):
+                raise RecipeError(f"extends is {base!r}; it must be the name of a recipe")
+            values = _merged(as_dict(find(base)), values)
+        return from_dict(values)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{where} is not valid TOML: {error}") from None
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from None
 
 
-def read(path: Path) -> Recipe:
+def read(path: Path, find: Callable[[str], Recipe] | None = None) -> Recipe:
     """The recipe in a file."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"cannot read the recipe {path}: {error}") from None
-    return from_toml(text, str(path))
+    return from_toml(text, str(path), find)
 
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:
@@ -104,6 +110,14 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
+
+
+def _merged(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The base with these values in it; tables are merged."""
+    return base | {
+        key: base[key] | value if key in schema.SECTIONS and isinstance(value, dict) else value
+        for key, value in values.items()
+    }
 
 
 def _full_key(key: str) -> str:

@@ -1,0 +1,44 @@
+"""Experiments that are not in the paper: its point on a laptop, and the recipes we recommend."""
+
+from iterand.experiments.experiment import Axis, Cell, Experiment
+from iterand.experiments.library import find_recipe
+from iterand.experiments.numbers import find_number
+from iterand.experiments.paper.cells import CIFAR10
+from iterand.experiments.paper.sparsities import OPENLTH
+from iterand.experiments.profiles import adapt
+from iterand.training import recipe_file
+from iterand.training.recipe import Recipe
+
+
+def digits() -> Experiment:
+    """Three methods in a minute, without a download."""
+    iterand = find_recipe("digits")
+    edge_popup = recipe_file.override(iterand, ["method.name=edge_popup"])
+    sgd = recipe_file.override(iterand, ["method.name=sgd", "learning_rate.initial=0.02"])
+    cells = tuple(
+        Cell(label, recipe, (("method", label),))
+        for label, recipe in (("SGD", sgd), ("edge-popup", edge_popup), ("IteRand", iterand))
+    )
+    return Experiment("digits", "The point of the paper on a laptop: three methods, one narrow network", cells, seeds=5)
+
+
+def best() -> Experiment:
+    """Our recipes at the places of the paper's tables, beside what the paper's IteRand has there."""
+    cells = list[Cell]()
+    for network, base in CIFAR10.items():
+        place: dict[str, str | float] = {"network": network, "method": "IteRand (SC)", "width": 1.0}
+        axes = (("network", network), ("sparsity", find_recipe(base).method.sparsity))
+        cells.append(_cell(find_recipe(f"best-{base}"), axes, "figure2", place))
+    for network, base in OPENLTH.items():
+        for sparsity in (0.9, 0.95, 0.99):
+            place = {"network": network, "method": "IteRand (SC)", "sparsity": sparsity}
+            recipe = recipe_file.override(find_recipe(f"best-{base}"), [f"sparsity={sparsity}"])
+            cells.append(_cell(adapt(recipe, "best"), (("network", network), ("sparsity", sparsity)), "imp", place))
+    return Experiment(
+        "best", "What we recommend, beside the paper's IteRand", tuple(cells), seeds=3, where="ours", plot="bars"
+    )
+
+
+def _cell(recipe: Recipe, axes: tuple[Axis, ...], table: str, place: dict[str, str | float]) -> Cell:
+    label = ", ".join(str(value) if isinstance(value, str) else f"p = {value:g}" for _, value in axes)
+    return Cell(label, recipe, axes, find_number(table, place))

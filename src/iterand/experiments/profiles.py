@@ -1,0 +1,60 @@
+"""Profiles: the same experiments with the authors' settings, with the text's, or with ours."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from iterand.training import recipe_file
+from iterand.training.recipe import Recipe
+
+HIGH_SPARSITY = 0.9
+COLLAPSING_SPARSITY = 0.95
+"""From here on whole layers lose all their weights if they are ranked over the network from the first step."""
+
+
+def adapt(recipe: Recipe, profile: str) -> Recipe:
+    """The recipe in a profile; where nothing changes it is the same run, so it keeps its name."""
+    if profile not in _PROFILES:
+        raise ValueError(f"unknown profile {profile!r}; there are {', '.join(_PROFILES)}")
+    changes = _PROFILES[profile](recipe)
+    adapted = recipe_file.override(recipe, changes) if changes else recipe
+    return adapted if adapted == recipe else replace(adapted, name=_renamed(recipe.name, profile))
+
+
+def profile_names() -> list[str]:
+    """The names of all profiles."""
+    return list(_PROFILES)
+
+
+def _renamed(name: str, profile: str) -> str:
+    return name if name.startswith(f"{profile}-") else f"{profile}-{name}"
+
+
+def _paper(recipe: Recipe) -> list[str]:
+    return []
+
+
+def _text(recipe: Recipe) -> list[str]:
+    """Appendix B names no augmentation, but follows Ramanujan et al., who crop, flip, and normalise by CIFAR-10."""
+    if not _authors_cifar10(recipe):
+        return []
+    changes = ["augmentation=crop", "normalization=cifar10"]
+    if recipe.network.name == "conv6" and not recipe.method.trains_weights:
+        changes.append("learning_rate.initial=0.2")
+    return changes
+
+
+def _best(recipe: Recipe) -> list[str]:
+    changes = ["augmentation=crop"] if _authors_cifar10(recipe) else []
+    prunes_most = not recipe.method.trains_weights and recipe.method.sparsity >= HIGH_SPARSITY
+    if recipe.data.name == "cifar10" and prunes_most:
+        changes += ["ranking=global", "learning_rate.schedule=cosine", "weight_decay=5e-4"]
+        if recipe.method.sparsity >= COLLAPSING_SPARSITY:
+            changes += ["sparsity_schedule=cubic", "sparsity_schedule_share=0.5"]
+    return changes
+
+
+def _authors_cifar10(recipe: Recipe) -> bool:
+    return recipe.data.name == "cifar10" and recipe.data.augmentation == "resized_crop"
+
+
+_PROFILES: dict[str, Callable[[Recipe], list[str]]] = {"paper": _paper, "text": _text, "best": _best}

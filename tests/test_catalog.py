@@ -1,0 +1,220 @@
+"""The experiments: their cells, the paper's numbers beside them, profiles and dry runs."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from iterand.experiments import cost
+from iterand.experiments.catalog import experiment_names, find_experiment
+from iterand.experiments.library import find_recipe, recipe_names
+from iterand.experiments.numbers import find_number, table_numbers
+from iterand.experiments.profiles import adapt, profile_names
+from iterand.experiments.scale import tiny
+from iterand.networks import build_network
+from iterand.training import recipe_file
+
+# Experiment: cells, cells with a number of the paper, runs of each cell.
+SIZES = {
+    "digits": (3, 0, 5),
+    "figure1": (12, 0, 3),
+    "figure2": (60, 60, 3),
+    "figure3": (8, 8, 1),
+    "figure3-curves": (2, 2, 1),
+    "period": (15, 0, 3),
+    "period-rate": (16, 0, 3),
+    "overhead": (3, 3, 1),
+    "sparsity": (28, 28, 3),
+    "imp": (30, 30, 3),
+    "width": (6, 6, 3),
+    "large": (4, 4, 1),
+    "imdb": (6, 6, 5),
+    "best": (9, 9, 3),
+}
+# Table: how many numbers it has.
+TABLES = {
+    "figure2": 60, "figure3": 8, "overhead": 3, "sparsity": 28, "imp": 30, "width": 6, "large": 4, "imdb": 6,
+    "randomization": 2,
+}  # fmt: skip
+# Copied by hand from the paper: table, place, mean, deviation, where.
+SAMPLE = [
+    ("figure2", {"network": "Conv6", "method": "IteRand (SC)", "width": 1.0}, 88.80, 0.20, "Table 3"),
+    ("figure2", {"network": "Conv6", "method": "edge-popup (KU)", "width": 0.25}, 67.02, 1.14, "Table 3"),
+    ("figure2", {"network": "ResNet18", "method": "IteRand (KU)", "width": 0.5}, 89.96, 0.06, "Table 3"),
+    ("figure2", {"network": "ResNet34", "method": "SGD", "width": 2.0}, 95.33, 0.10, "Table 3"),
+    ("figure3", {"network": "ResNet101", "method": "IteRand (SC)"}, 72.99, None, "Table 4"),
+    ("figure3", {"network": "ResNet34", "method": "edge-popup (SC)"}, 62.14, None, "Table 4"),
+    ("overhead", {"method": "SGD"}, 6388.61, None, "Table 5"),
+    ("overhead", {"method": "IteRand"}, 6253.69, None, "Table 5"),
+    ("sparsity", {"network": "Conv6", "method": "edge-popup (SC)", "sparsity": 0.99}, 12.13, 3.46, "Table 6"),
+    ("sparsity", {"network": "ResNet18", "method": "IteRand (SC)", "sparsity": 0.95}, 90.40, 0.42, "Table 6"),
+    ("imp", {"network": "ResNet20", "method": "IteRand (SC)", "sparsity": 0.9}, 70.96, 0.55, "Table 7"),
+    ("imp", {"network": "ResNet20", "method": "IMP", "sparsity": 0.9}, 86.87, 0.26, "Table 7"),
+    ("imp", {"network": "VGG11", "method": "IMP", "sparsity": 0.99}, 88.076, 0.17, "Table 7"),
+    ("width", {"method": "edge-popup (KU)", "width": 0.65}, 89.99, 0.08, "Table 8"),
+    ("large", {"network": "ResNet50 (ρ = 2)", "method": "IteRand (SC)"}, 74.05, None, "Table 9"),
+    ("large", {"network": "WideResNet-50-2", "method": "edge-popup (SC)"}, 71.59, None, "Table 9"),
+    ("imdb", {"network": "LSTM", "method": "IteRand (SC)"}, 88.44, 0.28, "Table 10"),
+    ("imdb", {"network": "BiLSTM", "method": "SGD"}, 87.62, 0.22, "Table 10"),
+    ("randomization", {"network": "ResNet50"}, 200.55, None, "Appendix C.2"),
+]
+
+
+@pytest.mark.parametrize(("table", "place", "mean", "std", "where"), SAMPLE)
+def test_the_papers_numbers(table, place, mean, std, where):
+    number = find_number(table, place)
+    assert (number.mean, number.std) == (mean, std)
+    assert number.where.startswith(where)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_no_number_is_missing(table):
+    assert len(table_numbers(table)) == TABLES[table]
+
+
+def test_parameters_of_the_imagenet_tables():
+    found = {
+        (dict(place)["network"], number.parameters)
+        for table in ("figure3", "large")
+        for place, number in table_numbers(table).items()
+    }
+    assert found == {
+        ("ResNet18", 11.16),
+        ("ResNet34", 21.26),
+        ("ResNet34", 6.38),
+        ("ResNet50", 7.04),
+        ("ResNet101", 12.72),
+        ("WideResNet-50-2", 68.8),
+        ("ResNet50 (ρ = 2)", 97.8),
+    }
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_cell_is_there_once_with_its_number(name):
+    experiment = find_experiment(name)
+    cells, numbers, seeds = SIZES[name]
+    assert (experiment.name, len(experiment.cells), experiment.seeds) == (name, cells, seeds)
+    assert sum(cell.paper is not None for cell in experiment.cells) == numbers
+    assert len({cell.label for cell in experiment.cells}) == cells
+    assert len({cell.axes for cell in experiment.cells}) == cells
+    assert len({recipe_file.digest(cell.recipe) for cell in experiment.cells}) == cells
+    assert not experiment.across or all(experiment.across in dict(cell.axes) for cell in experiment.cells)
+
+
+def test_all_numbers_of_the_tables_are_attached():
+    attached = {
+        (cell.paper, cell.label) for name in ("figure2", "sparsity", "imp") for cell in find_experiment(name).cells
+    }
+    assert len(attached) == 60 + 28 + 30
+    assert set(SIZES) == set(experiment_names())
+
+
+def test_a_cell_of_figure_2():
+    cell = next(cell for cell in find_experiment("figure2").cells if cell.label == "Conv6, IteRand (KU), ρ = 0.25")
+    assert cell.axes == (("network", "Conv6"), ("method", "IteRand (KU)"), ("width", 0.25))
+    assert (cell.paper.mean, cell.paper.std) == (73.90, 0.47)
+    assert (cell.recipe.network.width_factor, cell.recipe.name) == (0.25, "conv6")
+    assert [recipe.seed for recipe in cell.runs(3)] == [0, 1, 2]
+
+
+def test_experiments_share_their_runs():
+    def runs(name, profile="paper"):
+        return {recipe_file.digest(cell.recipe) for cell in find_experiment(name, profile).cells}
+
+    assert runs("figure3-curves") < runs("figure3")
+    assert runs("overhead") < runs("figure2")
+    assert len(runs("width") - runs("figure2")) == 2
+    assert len(runs("figure1") & runs("figure2")) == 6
+    assert len(runs("period") & runs("figure1")) == 3
+    assert len(runs("best") & runs("figure2", "best")) == 3
+    assert len(runs("best") & runs("imp", "best")) == 6
+    for name in ("digits", "figure3", "large", "imdb", "best"):
+        assert runs(name) == runs(name, "text") == runs(name, "best")
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("best-")])
+def test_a_best_recipe_is_the_profile_best_of_the_papers(name):
+    of_paper = find_recipe(name.removeprefix("best-"))
+    best = find_recipe(name)
+    assert best == dataclasses.replace(adapt(of_paper, "best"), description=best.description)
+    assert recipe_file.digest(best) != recipe_file.digest(of_paper)
+
+
+def test_the_profile_best_at_high_sparsity():
+    cells = {cell.label: cell.recipe for cell in find_experiment("imp", "best").cells}
+    low, high, higher = (cells[f"ResNet20, IteRand (SC), p = {p}"] for p in ("0.7", "0.9", "0.99"))
+    assert (low.method.ranking, low.learning_rate.schedule) == ("layer", "multi_step")
+    assert (high.method.ranking, high.learning_rate.schedule, high.optimizer.weight_decay) == ("global", "cosine", 5e-4)
+    assert (high.method.sparsity_schedule, higher.method.sparsity_schedule) == ("constant", "cubic")
+    assert cells["ResNet20, IMP, p = 0.99"] == find_experiment("imp").cells[-1].recipe
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_dry_runs_are_short_marked_and_still_distinct(name):
+    full, small = find_experiment(name), find_experiment(name, scale="tiny")
+    assert small.seeds == 1
+    assert [cell.label for cell in small.cells] == [cell.label for cell in full.cells]
+    assert len({recipe_file.digest(cell.recipe) for cell in small.cells}) == len(small.cells)
+    for before, after in zip(full.cells, small.cells):
+        recipe = after.recipe
+        assert (recipe.scale, before.recipe.scale) == ("tiny", "full")
+        assert recipe.name == f"tiny-{before.recipe.name}"
+        assert recipe_file.digest(recipe) != recipe_file.digest(before.recipe)
+        assert recipe.training.epochs * recipe.data.limit / recipe.training.batch_size <= 16
+        assert (recipe.network.name, recipe.method.name) == (before.recipe.network.name, before.recipe.method.name)
+
+
+def test_periods_of_dry_runs_come_round():
+    periods = [
+        tiny(recipe_file.override(find_recipe("conv6"), [f"period={period}"])).method.period
+        for period in (1, 30, 300, 3000, 30000)
+    ]
+    assert periods == [1, 2, 3, 4, 5]
+
+
+def test_names_get_a_suggestion():
+    with pytest.raises(ValueError, match="unknown experiment 'figure'; did you mean 'figure3'"):
+        find_experiment("figure")
+    with pytest.raises(ValueError, match="unknown profile 'papre'; there are paper, text, best"):
+        find_experiment("digits", "papre")
+    with pytest.raises(ValueError, match="unknown scale 'small'; there are full, tiny"):
+        find_experiment("digits", scale="small")
+    assert profile_names() == ["paper", "text", "best"]
+
+
+def multiply_adds(name, shape):
+    """Counted while the network runs: outputs times the weights that each needs."""
+    network, count = build_network(name), 0
+
+    def add(layer, inputs, output):
+        nonlocal count
+        count += output.numel() * layer.weight[0].numel()
+
+    for layer in network.modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            layer.register_forward_hook(add)
+    with torch.no_grad():
+        network.eval()(torch.zeros(1, *shape))
+    return count
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("digits_conv", (1, 8, 8)),
+        *((name, (3, 32, 32)) for name in ("conv6", "resnet18_cifar", "resnet34_cifar", "resnet20", "vgg11")),
+        ("resnet18_imagenet", (3, 224, 224)),
+    ],
+)
+def test_cost_of_a_network(name, shape):
+    assert pytest.approx(multiply_adds(name, shape), rel=0.1) == cost.MULTIPLY_ADDS[name]
+
+
+def test_cost_of_runs():
+    recipe = find_recipe("resnet18")
+    operations = 6 * 555e6 * 45_000 * 100
+    assert cost.gpu_minutes([recipe]) == pytest.approx(operations / 1e14 / 60)
+    assert cost.gpu_minutes([recipe, recipe]) == pytest.approx(2 * cost.gpu_minutes([recipe]))
+    narrow = recipe_file.override(recipe, ["width_factor=0.25", "limit=128"])
+    assert cost.gpu_minutes([narrow]) == pytest.approx(100 * 2e-3 / 60)  # an epoch is one step, of the shortest kind
