@@ -1,23 +1,44 @@
 """``iterand reproduce``: the experiments."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from iterand.cli.console import err, out, print_json, progress_bar, size
 from iterand.cli.train import DataDir, Device, Json
 from iterand.experiments.catalog import Experiment, experiment_names, find_experiment
+from iterand.experiments.cost import gpu_minutes
 from iterand.experiments.local import Event, Task
-from iterand.experiments.sweep import CellResult, run_experiment
+from iterand.experiments.sweep import CellResult, Sweep, distinct_runs, only
 from iterand.training.environment import choose_device, describe
+
+_MEASURES = {
+    "test_accuracy": ("test accuracy", "%"),
+    "validation_accuracy": ("validation accuracy", "%"),
+    "seconds": ("training time", "s"),
+}
+
+_OWN_COLUMNS = ("weights trained", "test accuracy", "weights kept", "as float32", "as a ticket")
+
+_RANDOMIZATION = "a randomization (ms)"
 
 
 def reproduce(
     experiment: Annotated[str | None, typer.Argument(help="Which one; without it they are listed.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    profile: Annotated[
+        str, typer.Option(help="Settings: paper (the authors'), text (the appendix's), best.")
+    ] = "paper",
+    pattern: Annotated[
+        str | None, typer.Option("--only", metavar="PATTERN", help="Cells, as EXPERIMENT/LABEL.")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="full, or tiny for a dry run on a CPU.")] = "full",
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time [1 on a GPU, else one a core].")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Folder of the runs.")] = Path("runs"),
@@ -25,42 +46,43 @@ def reproduce(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Run an experiment: what is missing of it, that is, since complete runs are kept."""
-    if experiment is None:
-        _list(json)
+    """Run experiments: what is missing of them, that is, since complete runs are kept."""
+    if experiment is not None and everything:
+        raise ValueError(f"--all runs every experiment, and {experiment!r} is one of them; give one of the two")
+    names = [experiment] if experiment is not None else experiment_names()
+    found = [find_experiment(name, profile=profile, scale=scale) for name in names]
+    if experiment is None and not everything and pattern is None:
+        _list(found, json)
         return
-    found = find_experiment(experiment)
+    if pattern is not None:
+        found = only(found, pattern)
     where = choose_device(device)
-    jobs = jobs or (1 if where.type == "cuda" else os.cpu_count() or 1)
+    sweep = Sweep(found, folder, device=str(where), data_dir=data_dir, seeds=seeds)
     with progress_bar() as progress:
-        watch = _Watch(progress, found, seeds or found.seeds)
-        cells = run_experiment(
-            found, folder, device=str(where), jobs=jobs, data_dir=data_dir, seeds=seeds, listen=watch
-        )  # fmt: skip
+        watch = _Watch(progress, experiment or "reproduce", len(sweep))
+        sweep.run(jobs or (1 if where.type == "cuda" else os.cpu_count() or 1), watch)
     if json:
-        print_json(
-            {
-                "experiment": found.name,
-                "environment": describe(where),
-                "cells": [cell.summary() for cell in cells],
-            }
-        )
+        cells = {name: [cell.summary() for cell in cells] for name, cells in sweep.results.items()}
+        entries: list[dict[str, Any]] = [{"experiment": name, "cells": rows} for name, rows in cells.items()]
+        shown = entries[0] if experiment is not None else {"experiments": entries}
+        print_json({"environment": describe(where), "profile": profile, "scale": scale, **shown})
     else:
-        out.print(_table(found, cells))
-    errors = [error for cell in cells for error in cell.errors]
+        for entry in found:
+            out.print(_table(entry, sweep.results[entry.name], scale))
+    errors = dict.fromkeys(error for cells in sweep.results.values() for cell in cells for error in cell.errors)
     for error in errors:
-        err.print(f"[red]failed:[/] {error}")
+        err.print(f"[red]failed:[/] {escape(error)}", highlight=False, soft_wrap=True)
     if errors:
         raise typer.Exit(1)
 
 
 class _Watch:
-    """One bar for all runs of an experiment, and one for each that goes on."""
+    """One bar for all runs, and one for each that goes on."""
 
-    def __init__(self, progress: Progress, experiment: Experiment, seeds: int) -> None:
+    def __init__(self, progress: Progress, title: str, total: int) -> None:
         self.progress = progress
-        self.total = len(experiment.cells) * seeds
-        self.whole = progress.add_task(experiment.name, total=self.total, note="runs")
+        self.total = total
+        self.whole = progress.add_task(title, total=total, note="runs")
         self.bars: dict[Task, TaskID] = {}
         self.ended = 0
 
@@ -76,9 +98,8 @@ class _Watch:
             self.progress.remove_task(self.bars.pop(event.task))
             self.progress.advance(self.whole)
             if not err.is_terminal:
-                err.print(
-                    f"{self.ended}/{self.total} {event.task.label}: {_outcome(event)}", highlight=False, soft_wrap=True
-                )
+                line = f"{self.ended}/{self.total} {event.task.label}: {_outcome(event)}"
+                err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _outcome(event: Event) -> str:
@@ -87,35 +108,75 @@ def _outcome(event: Event) -> str:
     return f"test accuracy {event.value['result']['test_accuracy']:.2f} %"
 
 
-def _list(json: bool) -> None:
-    experiments = [find_experiment(name) for name in experiment_names()]
+def _list(experiments: Sequence[Experiment], json: bool) -> None:
+    runs = {entry.name: distinct_runs([entry]) for entry in experiments}
     if json:
-        runs = {entry.name: {"title": entry.title, "runs": len(entry.cells) * entry.seeds} for entry in experiments}
-        print_json(runs)
+        print_json(
+            {
+                entry.name: {
+                    "title": entry.title,
+                    "where": entry.where,
+                    "cells": len(entry.cells),
+                    "runs": len(runs[entry.name]),
+                    "gpu_minutes": gpu_minutes(runs[entry.name]),
+                }
+                for entry in experiments
+            }
+        )
         return
-    table = Table("experiment", "runs", "what it shows", box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    for column in ("experiment", "runs", "GPU time (rough)", "in the paper", "what it shows"):
+        table.add_column(column, justify="right" if column in ("runs", "GPU time (rough)") else "left")
     for entry in experiments:
-        table.add_row(entry.name, str(len(entry.cells) * entry.seeds), entry.title)
+        cost = _duration(gpu_minutes(runs[entry.name]))
+        table.add_row(entry.name, str(len(runs[entry.name])), cost, entry.where, entry.title)
+    together = distinct_runs(experiments)
+    table.add_row("--all", str(len(together)), _duration(gpu_minutes(together)), "", "every run once")
     out.print(table)
 
 
-def _table(experiment: Experiment, cells: list[CellResult]) -> Table:
+def _duration(minutes: float) -> str:
+    if minutes < 1:
+        return "< 1 min"
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:,.0f} h"
+
+
+def _table(experiment: Experiment, cells: list[CellResult], scale: str) -> Table:
     table = Table(title=experiment.title)
-    table.add_column("method")
-    for column in ("weights trained", "test accuracy", "weights kept", "as float32", "as a ticket"):
+    if scale != "full":
+        table.caption = f"{scale}: a dry run, the numbers mean nothing"
+    measured, unit = _MEASURES[experiment.measure]
+    rows = [cell.summary() for cell in cells]
+    columns = list(_OWN_COLUMNS)
+    if experiment.where:  # cells of the paper
+        columns = [
+            f"{measured} ({unit})",
+            "n",
+            *(["paper"] if any(row["paper"] for row in rows) else []),
+            "as a ticket",
+        ]
+        columns += [_RANDOMIZATION] if experiment.measure == "seconds" else []
+    table.add_column("cell" if experiment.where else "method", no_wrap=True)
+    for column in columns:
         table.add_column(column, justify="right")
-    for cell in cells:
-        row = cell.summary()
+    for row in rows:
         if not row["n"]:
-            table.add_row(cell.label, "", "failed")
+            table.add_row(row["label"], "failed")
             continue
-        spread = "" if row["test_accuracy_std"] is None else f" ± {row['test_accuracy_std']:.2f}"
-        table.add_row(
-            cell.label,
-            "yes" if row["method"] == "sgd" else "never",
-            f"{row['test_accuracy_mean']:.2f}{spread} % (n = {row['n']})",
-            f"{row['kept']:,} of {row['weights']:,}",
-            size(row["float32_bytes"]),
-            size(row["ticket_bytes"]) if row["ticket_bytes"] else "—",
-        )
+        texts = {
+            "weights trained": "yes" if row["method"] in ("sgd", "imp") else "never",
+            measured: f"{_spread(row)} {unit} (n = {row['n']})",
+            f"{measured} ({unit})": _spread(row),
+            "n": str(row["n"]),
+            _RANDOMIZATION: f"{row['randomization_milliseconds'] or 0:.2f}",
+            "paper": _spread(row["paper"]) if row["paper"] else "",
+            "weights kept": f"{row['kept']:,} of {row['weights']:,}",
+            "as float32": size(row["float32_bytes"]),
+            "as a ticket": size(row["ticket_bytes"]) if row["ticket_bytes"] else "—",
+        }
+        table.add_row(row["label"], *(texts[column] for column in columns))
     return table
+
+
+def _spread(number: dict[str, Any]) -> str:
+    return f"{number['mean']:.2f}" + ("" if number["std"] is None else f" ± {number['std']:.2f}")

@@ -1,6 +1,8 @@
 """The walk of a run: recipe → data → network → masks → loop → ticket → result."""
 
 import hashlib
+import statistics
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from iterand.data.sequences import TextSplit
 from iterand.errors import CheckpointError
 from iterand.masking import masked_layers
 from iterand.networks import build_network
+from iterand.randomization import randomize_
 from iterand.ticket import load_ticket, read_ticket, save_ticket
 from iterand.training import checkpoint, environment, recipe_file
 from iterand.training.folder import TICKET, RunFolder
@@ -22,6 +25,7 @@ from iterand.training.recipe import Recipe
 from iterand.training.session import Session
 
 RECORD_FORMAT = "iterand record 1"
+_TIMED_RANDOMIZATIONS = 5
 
 
 def run(
@@ -53,6 +57,7 @@ def run(
             "result": _result(session, data, folder),
             "metrics": session.metrics,
             "seconds": session.seconds,
+            "randomization_milliseconds": _randomization_milliseconds(session),
             "environment": surroundings,
         }
         folder.finish(record)
@@ -126,6 +131,25 @@ def _result(session: Session, data: Dataset[Split], folder: RunFolder) -> dict[s
         result["ticket_bytes"] = path.stat().st_size
     result["float32_bytes"] = 4 * result["weights"]
     return result
+
+
+def _randomization_milliseconds(session: Session) -> float | None:
+    """How long Randomize takes on the network of a finished run (Appendix C.2); the network is not used any more."""
+    if session.recipe.method.name != "iterand":
+        return None
+    times = []
+    for _ in range(_TIMED_RANDOMIZATIONS):
+        _wait(session.device)
+        started = time.perf_counter()
+        randomize_(session.model, session.recipe.method.rate)
+        _wait(session.device)
+        times.append(1000 * (time.perf_counter() - started))
+    return statistics.median(times)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _fingerprint(model: nn.Module) -> str:

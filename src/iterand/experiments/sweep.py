@@ -1,68 +1,127 @@
-"""Many runs: what is missing of an experiment is done, and the records of each cell are put together."""
+"""Many runs: what is missing of experiments is done, and the records of each cell are put together."""
 
 import statistics
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from iterand.experiments.catalog import Experiment
+from iterand.experiments.experiment import Cell, Experiment
 from iterand.experiments.local import Event, Task, run_tasks
+from iterand.training import recipe_file
 from iterand.training.folder import default_path
+from iterand.training.recipe import Recipe
 
 
 @dataclass
 class CellResult:
     """What came out of a cell's runs."""
 
-    label: str
-    method: str
+    cell: Cell
+    measure: str = "test_accuracy"
     records: list[dict[str, Any]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
-        """Mean ± standard deviation (of a sample) of the test accuracy, and what is the same in all runs."""
+        """Mean ± standard deviation (of a sample) of what is measured, and what is the same in all runs."""
         results = [record["result"] for record in self.records]
         accuracies = [result["test_accuracy"] for result in results]
+        values = [_measured(record, self.measure) for record in self.records]
         first = results[0] if results else {}
         same = {key: first.get(key) for key in ("weights", "kept", "float32_bytes", "ticket_bytes")}
         return {
-            "label": self.label,
-            "method": self.method,
-            "n": len(accuracies),
+            "label": self.cell.label,
+            "method": self.cell.recipe.method.name,
+            "n": len(values),
             "seeds": [record["recipe"]["seed"] for record in self.records],
-            "test_accuracy_mean": statistics.mean(accuracies) if accuracies else None,
-            "test_accuracy_std": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+            "measure": self.measure,
+            "mean": _mean(values),
+            "std": _deviation(values),
+            "paper": asdict(self.cell.paper) if self.cell.paper else None,
+            "test_accuracy_mean": _mean(accuracies),
+            "test_accuracy_std": _deviation(accuracies),
             "test_accuracies": accuracies,
             "seconds": [record["seconds"] for record in self.records],
+            "randomization_milliseconds": _mean(_randomizations(self.records)),
             **same,
             "errors": self.errors,
         }
 
 
-def run_experiment(
-    experiment: Experiment,
-    base: Path,
-    *,
-    device: str,
-    jobs: int,
-    data_dir: Path | None = None,
-    seeds: int | None = None,
-    listen: Callable[[Event], None] = lambda event: None,
-) -> list[CellResult]:
-    """Run every cell with every seed; complete runs are not done again, a failed one does not stop the others."""
-    cells = [CellResult(cell.label, cell.recipe.method.name) for cell in experiment.cells]
-    owner: dict[Task, CellResult] = {}
-    for cell, outcome in zip(experiment.cells, cells):
-        for recipe in cell.runs(seeds or experiment.seeds):
-            label = f"{cell.label}, seed {recipe.seed}"
-            owner[Task(label, recipe, default_path(recipe, base), device, data_dir)] = outcome
-    for event in run_tasks(list(owner), jobs):
-        listen(event)
-        if event.kind == "done":
-            owner[event.task].records.append(event.value)
-        elif event.kind == "failed":
-            owner[event.task].errors.append(f"{event.task.label}: {event.value['error']}")
-    for outcome in cells:
-        outcome.records.sort(key=lambda record: record["recipe"]["seed"])
-    return cells
+class Sweep:
+    """The runs of some experiments; one that several cells ask for is done once."""
+
+    def __init__(
+        self,
+        experiments: Sequence[Experiment],
+        base: Path,
+        *,
+        device: str,
+        data_dir: Path | None = None,
+        seeds: int | None = None,
+    ) -> None:
+        self.results = {
+            entry.name: [CellResult(cell, entry.measure) for cell in entry.cells] for entry in experiments
+        }  # fmt: skip
+        self._owners: dict[str, list[CellResult]] = {}
+        self._tasks: dict[str, Task] = {}
+        for entry in experiments:
+            for cell, result in zip(entry.cells, self.results[entry.name]):
+                for recipe in cell.runs(seeds or entry.seeds):
+                    run = recipe_file.digest(recipe)
+                    label = f"{entry.name}/{cell.label}, seed {recipe.seed}"
+                    self._tasks.setdefault(run, Task(label, recipe, default_path(recipe, base), device, data_dir))
+                    self._owners.setdefault(run, []).append(result)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def run(self, jobs: int, listen: Callable[[Event], None] = lambda event: None) -> None:
+        """Do every run; complete ones are not done again, a failed one does not stop the others."""
+        for event in run_tasks(list(self._tasks.values()), jobs):
+            listen(event)
+            for result in self._owners[recipe_file.digest(event.task.recipe)]:
+                if event.kind == "done":
+                    result.records.append(event.value)
+                elif event.kind == "failed":
+                    result.errors.append(f"{event.task.label}: {event.value['error']}")
+        for cells in self.results.values():
+            for result in cells:
+                result.records.sort(key=lambda record: record["recipe"]["seed"])
+
+
+def distinct_runs(experiments: Sequence[Experiment]) -> list[Recipe]:
+    """The recipes of all runs, each once."""
+    recipes = (recipe for entry in experiments for cell in entry.cells for recipe in cell.runs(entry.seeds))
+    return list({recipe_file.digest(recipe): recipe for recipe in recipes}.values())
+
+
+def only(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
+    """What is left of experiments of the cells whose EXPERIMENT/LABEL a glob pattern fits."""
+    left = [
+        replace(entry, cells=tuple(cell for cell in entry.cells if fnmatchcase(f"{entry.name}/{cell.label}", pattern)))
+        for entry in experiments
+    ]
+    found = [entry for entry in left if entry.cells]
+    if not found:
+        example = f"{experiments[0].name}/{experiments[0].cells[0].label}"
+        raise ValueError(f"no cell fits the pattern {pattern!r}; cells are called like {example!r}")
+    return found
+
+
+def _measured(record: dict[str, Any], measure: str) -> float:
+    return float(record["seconds"] if measure == "seconds" else record["result"][measure])
+
+
+def _randomizations(records: list[dict[str, Any]]) -> list[float]:
+    found = (record.get("randomization_milliseconds") for record in records)
+    return [milliseconds for milliseconds in found if milliseconds is not None]
+
+
+def _mean(values: list[float]) -> float | None:
+    return statistics.mean(values) if values else None
+
+
+def _deviation(values: list[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None

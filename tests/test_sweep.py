@@ -1,0 +1,139 @@
+"""Many runs: each once, whoever asks for it; what is chosen, what failed, what is printed."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from iterand.cli import reproduce
+from iterand.cli.main import app
+from iterand.experiments import sweep
+from iterand.experiments.catalog import experiment_names, find_experiment
+from iterand.experiments.local import Event
+from iterand.experiments.sweep import Sweep, distinct_runs, only
+
+
+def record(task, accuracy):
+    result = {"test_accuracy": accuracy, "validation_accuracy": accuracy + 1, "kept": 3, "weights": 6}
+    result |= {"float32_bytes": 24, "ticket_bytes": 5}
+    milliseconds = 0.5 if task.recipe.method.name == "iterand" else None
+    return {
+        "recipe": {"seed": task.recipe.seed},
+        "result": result,
+        "seconds": 7.0 + task.recipe.seed,
+        "randomization_milliseconds": milliseconds,
+    }
+
+
+@pytest.fixture
+def done(monkeypatch):
+    """Runs that take no time: test accuracy 10 + seed, backwards; SGD fails. Gives the tasks asked for."""
+    asked = []
+
+    def run_tasks(tasks, jobs):
+        asked.extend(tasks)
+        for task in reversed(tasks):
+            yield Event("started", task, {})
+            if task.recipe.method.name == "sgd":
+                yield Event("failed", task, {"error": "no such [luck]"})
+            else:
+                yield Event("done", task, record(task, 10.0 + task.recipe.seed))
+
+    monkeypatch.setattr(sweep, "run_tasks", run_tasks)
+    return asked
+
+
+def test_a_run_that_two_experiments_share_is_done_once(tmp_path, done):
+    experiments = [find_experiment(name) for name in ("figure2", "width", "overhead")]
+    runs = Sweep(experiments, tmp_path, device="cpu", seeds=2)
+    assert len(runs) == 2 * (60 + 2)
+    runs.run(jobs=1)
+    assert len(done) == len(runs) == len({task.folder for task in done})
+    for cells in runs.results.values():
+        for cell in cells:
+            trained = cell.cell.recipe.method.name == "sgd"
+            assert (len(cell.records), len(cell.errors)) == ((0, 2) if trained else (2, 0))
+    width = runs.results["width"][0].summary()
+    assert (width["seeds"], width["mean"], width["test_accuracies"]) == ([0, 1], 10.5, [10.0, 11.0])
+    assert width["std"] == pytest.approx(0.5**0.5)
+    assert (width["paper"]["mean"], width["measure"]) == (89.96, "test_accuracy")
+    overhead = runs.results["overhead"][0].summary()
+    assert (overhead["mean"], overhead["randomization_milliseconds"]) == (7.5, 0.5)
+
+
+def test_what_is_measured_is_the_experiments_choice(tmp_path, done):
+    runs = Sweep([find_experiment("figure1")], tmp_path, device="cpu", seeds=1)
+    runs.run(jobs=1)
+    summary = runs.results["figure1"][0].summary()
+    assert (summary["mean"], summary["std"], summary["test_accuracy_mean"]) == (11.0, None, 10.0)
+
+
+def test_only_what_fits_the_pattern():
+    everything = [find_experiment(name) for name in experiment_names()]
+    (found,) = only(everything, "figure2/*0.25*")
+    assert (found.name, len(found.cells)) == ("figure2", 15)
+    assert [entry.name for entry in only(everything, "*IMP*")] == ["imp"]
+    with pytest.raises(ValueError, match=r"no cell fits the pattern 'figure9/\*'; cells are called like 'digits/SGD'"):
+        only(everything, "figure9/*")
+
+
+def test_distinct_runs_count_each_once():
+    assert len(distinct_runs([find_experiment("figure3"), find_experiment("figure3-curves")])) == 8
+    assert len(distinct_runs([find_experiment("imdb")])) == 30
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["reproduce", *arguments], env={"COLUMNS": "200"})
+
+
+def test_the_list(done):
+    text = call().output
+    assert "GPU time (rough)" in text
+    assert all(name in text for name in experiment_names())
+    listed = json.loads(call("--json").stdout)
+    assert list(listed) == experiment_names()
+    assert (listed["figure2"]["cells"], listed["figure2"]["runs"]) == (60, 180)
+    assert 60 < listed["figure2"]["gpu_minutes"] < 6000
+    assert done == []
+
+
+def test_tables_and_failures(tmp_path, done):
+    answer = call("--only", "imdb/LSTM*", "--out", str(tmp_path))
+    assert answer.exit_code == 1
+    assert "Film reviews" in answer.stdout
+    assert "88.44 ± 0.28" in answer.stdout
+    assert "12.00 ± 1.58" in answer.stdout  # of 10, 11, 12, 13, 14
+    assert "BiLSTM" not in answer.stdout
+    assert "failed: imdb/LSTM, SGD, seed 0: no such [luck]" in answer.stderr
+    assert "a randomization (ms)" in call("overhead", "--out", str(tmp_path)).stdout
+    assert "a dry run, the numbers mean nothing" in call("digits", "--scale", "tiny", "--out", str(tmp_path)).stdout
+
+
+def test_json_of_one_and_of_several(tmp_path, done):
+    one = json.loads(call("large", "--out", str(tmp_path), "--profile", "text", "--json").stdout)
+    assert (one["experiment"], one["profile"], len(one["cells"])) == ("large", "text", 4)
+    several = json.loads(call("--only", "*LSTM*IteRand*", "--out", str(tmp_path), "--json").stdout)
+    assert [(entry["experiment"], len(entry["cells"])) for entry in several["experiments"]] == [("imdb", 2)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["digits", "--all"], "--all runs every experiment, and 'digits' is one of them"),
+        (["--all", "--profile", "mine"], "unknown profile 'mine'"),
+        (["digits", "--scale", "huge"], "unknown scale 'huge'"),
+        (["--only", "nothing"], "no cell fits the pattern 'nothing'"),
+    ],
+)
+def test_mistakes(done, arguments, sentence):
+    assert sentence in str(call(*arguments).exception)
+    assert done == []
+
+
+def test_durations_for_people():
+    assert [reproduce._duration(minutes) for minutes in (0.5, 59.6, 600, 90_000)] == [
+        "< 1 min",
+        "60 min",
+        "10 h",
+        "1,500 h",
+    ]
