@@ -23,9 +23,7 @@ _MEASURES = {
     "validation_accuracy": ("validation accuracy", "%"),
     "seconds": ("training time", "s"),
 }
-
 _OWN_COLUMNS = ("weights trained", "test accuracy", "weights kept", "as float32", "as a ticket")
-
 _RANDOMIZATION = "a randomization (ms)"
 
 
@@ -149,13 +147,11 @@ def _table(experiment: Experiment, cells: list[CellResult], scale: str) -> Table
     rows = [cell.summary() for cell in cells]
     columns = list(_OWN_COLUMNS)
     if experiment.where:  # cells of the paper
-        columns = [
-            f"{measured} ({unit})",
-            "n",
-            *(["paper"] if any(row["paper"] for row in rows) else []),
-            "as a ticket",
-        ]
-        columns += [_RANDOMIZATION] if experiment.measure == "seconds" else []
+        columns = [f"{measured} ({unit})", "n", "paper", "as a ticket", _RANDOMIZATION]
+        if not any(row["paper"] for row in rows):
+            columns.remove("paper")
+        if experiment.measure != "seconds":
+            columns.remove(_RANDOMIZATION)
     table.add_column("cell" if experiment.where else "method", no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right")
@@ -163,12 +159,13 @@ def _table(experiment: Experiment, cells: list[CellResult], scale: str) -> Table
         if not row["n"]:
             table.add_row(row["label"], "failed")
             continue
+        milliseconds = row["randomization_milliseconds"]
         texts = {
-            "weights trained": "yes" if row["method"] in ("sgd", "imp") else "never",
+            "weights trained": "yes" if row["trains_weights"] else "never",
             measured: f"{_spread(row)} {unit} (n = {row['n']})",
             f"{measured} ({unit})": _spread(row),
             "n": str(row["n"]),
-            _RANDOMIZATION: f"{row['randomization_milliseconds'] or 0:.2f}",
+            _RANDOMIZATION: f"{milliseconds:.2f}" if milliseconds else "—",
             "paper": _spread(row["paper"]) if row["paper"] else "",
             "weights kept": f"{row['kept']:,} of {row['weights']:,}",
             "as float32": size(row["float32_bytes"]),

@@ -25,7 +25,7 @@ from iterand.training.recipe import Recipe
 from iterand.training.session import Session
 
 RECORD_FORMAT = "iterand record 1"
-_TIMED_RANDOMIZATIONS = 5
+_TIMED_RANDOMIZATIONS = 3
 
 
 def run(

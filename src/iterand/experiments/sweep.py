@@ -33,6 +33,7 @@ class CellResult:
         return {
             "label": self.cell.label,
             "method": self.cell.recipe.method.name,
+            "trains_weights": self.cell.recipe.method.trains_weights,
             "n": len(values),
             "seeds": [record["recipe"]["seed"] for record in self.records],
             "measure": self.measure,
