@@ -89,6 +89,10 @@ class TestDrawing:
             ([1.0], [92.0], False),
         ]
         assert [label.get_text() for label in axes.get_xticklabels()] == ["0.5", "1"]
+        # One deviation on either side of ours: that of 87 and 88 is 1/√2, a single run has none.
+        bars = [segment[:, 1].tolist() for drawn in axes.collections for segment in drawn.get_segments()]
+        low, high = 87.5 - 0.5**0.5, 87.5 + 0.5**0.5
+        assert bars == [pytest.approx([low, high]), [90.0, 90.0], [92.0, 92.0]]
 
     def test_names_of_ticks_that_would_touch_are_left_out(self, tmp_path, monkeypatch, axes):
         places = (0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99)
@@ -162,6 +166,12 @@ def test_a_picture_tells_its_numbers_in_words(tmp_path, monkeypatch):
     assert f'aria-label="{words}"><title>{words}</title>' in picture.svg
     assert "#0000" not in picture.svg  # every colour is the page's
     assert "var(--series-1-1)" in picture.svg
+
+
+def test_a_dollar_is_a_dollar(tmp_path, monkeypatch):
+    cells = tuple(Cell("", recipe(width=width), (("price $x$", width),)) for width in (0.5, 1.0))
+    outcome = outcome_of(tmp_path, monkeypatch, replace(widths(), cells=cells, across="price $x$"), (87.0,))
+    assert ">price $x$</text>" in draw(outcome, Styles()).pictures[0].svg
 
 
 def test_every_experiment_is_drawn(tmp_path):
