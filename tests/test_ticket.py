@@ -285,7 +285,7 @@ def test_places_where_coins_are_tossed_and_rounds_where_all_fall_or_they_are_too
     assert iterand.read_ticket(tmp_path / "a.ticket").layers["weight"].header.stored == "round"
     model = searched(nn.Linear(30, 30), rate=0.5)
     iterand.save_ticket(model, tmp_path / "a.ticket")
-    assert iterand.read_ticket(tmp_path / "a.ticket").layers["weight"].header.stored == "latest"
+    assert iterand.read_ticket(tmp_path / "a.ticket").layers["weight"].header.stored in ("first", "latest")
     monkeypatch.setattr(encoding.draws, "MAX_COINS", 10)
     iterand.save_ticket(model, tmp_path / "a.ticket")
     assert iterand.read_ticket(tmp_path / "a.ticket").layers["weight"].header.stored == "round"

@@ -26,9 +26,8 @@ def test_a_cost_adds_up(tmp_path):
     assert costs.float32 == 4 * (28 + 6 + 36 + 24 + 4 + 6 + 4 + 4 + 1)
     layer = costs.layers[0]
     draws = iterand.masked_layers(model)["convolution.weight"].draw[ticket.layers["convolution.weight"].mask()]
-    assert (layer.name, layer.shape, layer.kept, layer.rounds, layer.stored) == (
-        "convolution.weight", (4, 3, 3), 18, 6, "latest"
-    )  # fmt: skip
+    assert (layer.name, layer.shape, layer.kept, layer.rounds) == ("convolution.weight", (4, 3, 3), 18, 6)
+    assert layer.stored in ("first", "latest")
     assert layer.redrawn == (draws > 0).sum()
     counts = [count for _, count in ticket.layers["convolution.weight"].header.counts]
     assert layer.bound == pytest.approx(entropy(18, 18) + entropy(*counts))

@@ -37,7 +37,7 @@ def test_the_search_goes_on_from_the_ticket(tmp_path, weights, options):
 
 
 def test_levels_stored_instead_of_draws_can_be_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding, "_expected_bits", lambda draw, history: {"first": float("inf")})
+    monkeypatch.setattr(encoding, "_expected_bits", lambda state, draw: {"first": float("inf")})
     model = mixed(weights="signed_constant")
     iterand.save_ticket(model, tmp_path / "a.ticket")
     ticket = iterand.read_ticket(tmp_path / "a.ticket")

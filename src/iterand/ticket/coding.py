@@ -87,7 +87,7 @@ def decode(data: bytes, counts: Sequence[int], values: NDArray[Value]) -> NDArra
     return decoded
 
 
-def entropy(counts: Sequence[int] | Symbols) -> float:
+def entropy(counts: Sequence[int] | Symbols | NDArray[np.float64]) -> float:
     """The bits a sequence with these counts costs at least, under one frequency for all of it."""
     counted = np.array(counts, dtype=np.float64)
     counted = counted[counted > 0]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from iterand.masking import MaskedLayer
 from iterand.parametrization import Mask, calculate_masks
-from iterand.ticket import coding, container, draws, schema
+from iterand.ticket import coding, container, draws, estimate, schema
 from iterand.ticket.header import LayerHeader
 from iterand.ticket.layers import TicketLayer, drawn, kept_indices, mask_counts, update
 
@@ -74,7 +74,7 @@ def _tell(layer: MaskedLayer, index: Tensor, draw: Tensor, *, by_place: bool) ->
     state = layer.parametrization
     weight = _at(layer.weight.detach(), index)
     best = _by_level(state, weight)
-    if best is None or min(_expected_bits(draw, state.history).values()) < best.bits:
+    if best is None or min(_expected_bits(state, draw).values()) < best.bits:
         by_draw = _by_draw(state, index, draw.to(torch.int64), by_place)
         best = by_draw if best is None or by_draw.bits < best.bits else best
     _check_weights(layer.name, weight, best.values)
@@ -102,7 +102,7 @@ def _by_draw(state: Mask, index: Tensor, draw: Tensor, by_place: bool) -> _Told:
     values = drawn(state.settings, state.distribution, index, draw)
     redrawn = draw.nonzero().squeeze(1)
     if by_place and any(threshold < draws.ALWAYS for threshold, _ in state.history):
-        expected = _expected_bits(draw, state.history)
+        expected = _expected_bits(state, draw)
         stored = min(expected, key=lambda way: expected[way])
         place = draws.places(index[redrawn], draw[redrawn], state.key, state.history, latest=stored == "latest")
         if place.all():
@@ -111,18 +111,8 @@ def _by_draw(state: Mask, index: Tensor, draw: Tensor, by_place: bool) -> _Told:
     return _Told("round", *_compact(draw.numpy()), values)
 
 
-def _expected_bits(draw: Tensor, history: draws.History) -> dict[str, float]:
-    """About what the places of these draws cost, counted either way, without tossing a coin.
-
-    Each coin is taken to have fallen as often before, and after, as its rates let expect.
-    """
-    counts = np.bincount(draw.numpy(), minlength=1)
-    falls = np.concatenate([[0.0], draws.thresholds(history).numpy().cumsum() / draws.ALWAYS])
-    before, after = falls[: len(counts) - 1], falls[-1] - falls[1 : len(counts)]
-    return {
-        stored: coding.entropy(np.bincount(np.append(0, 1 + others.round()).astype(np.int64), weights=counts))
-        for stored, others in (("first", before), ("latest", after))
-    }
+def _expected_bits(state: Mask, draw: Tensor) -> dict[str, float]:
+    return estimate.place_bits(np.bincount(draw.numpy(), minlength=1), tuple(state.history))
 
 
 def _compact(numbers: coding.Symbols) -> tuple[coding.Symbols, dict[int, int]]:
