@@ -2,13 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint format clean
+.PHONY: quickstart test lint format report clean
 
 quickstart: .venv/installed
 	$(BIN)/iterand reproduce digits
 
 test: .venv/installed-dev
 	$(BIN)/pytest
+
+report: .venv/installed
+	$(BIN)/iterand report results
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

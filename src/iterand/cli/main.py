@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from iterand import __version__
-from iterand.cli import data, reproduce, theory, ticket, train
+from iterand.cli import data, report, reproduce, theory, ticket, train
 from iterand.cli.console import err, out
 from iterand.errors import IterandError
 from iterand.training.interrupt import Interrupted
@@ -22,6 +22,7 @@ app.command()(train.train)
 app.command()(train.evaluate)
 app.command()(train.recipes)
 app.command()(reproduce.reproduce)
+app.command()(report.report)
 app.command()(ticket.export)
 app.add_typer(ticket.app, name="ticket")
 app.add_typer(theory.app, name="theory")

@@ -52,7 +52,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "device": str(device),
         "hardware": hardware,
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": " ".join(["iterand", *sys.argv[1:]]),
     }
 
 
