@@ -264,7 +264,7 @@ def test_the_settings_can_be_read(tmp_path):
     assert (layer.shape, layer.dtype, layer.kept, layer.rounds) == ((4, 3, 3), "F32", 27, 6)
 
 
-def test_signs_or_draws_whichever_is_smaller(tmp_path):
+def test_signs_or_draws_whichever_is_smaller(tmp_path, monkeypatch):
     def stored(rounds: int, rate: float) -> str:
         model = searched(nn.Linear(100, 100), rounds, rate, weights="signed_constant")
         iterand.save_ticket(model, tmp_path / "a.ticket")
@@ -277,6 +277,8 @@ def test_signs_or_draws_whichever_is_smaller(tmp_path):
     assert stored(0, 1.0) == "round"  # never redrawn: the seed says it all
     assert stored(1, 0.01) == "first"  # hardly redrawn
     assert stored(6, 0.4) == "level"
+    monkeypatch.setattr(encoding, "_QUICK", 1000)
+    assert stored(1, 0.01) == "level"  # draws would be smaller, but take longer to find again
 
 
 def test_places_where_coins_are_tossed_and_rounds_where_all_fall_or_they_are_too_many(tmp_path, monkeypatch):

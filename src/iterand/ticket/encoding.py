@@ -14,6 +14,10 @@ from iterand.ticket import coding, container, draws, estimate, schema
 from iterand.ticket.header import LayerHeader
 from iterand.ticket.layers import TicketLayer, drawn, kept_indices, mask_counts, update
 
+# Draws are told in place of levels, where that is smaller, only if this many calls of the generator give them back: a
+# second, which the last few percent of a file are not worth more than.
+_QUICK = 1 << 24
+
 
 class _Told(NamedTuple):
     """What tells the kept weights of one layer."""
@@ -39,10 +43,11 @@ def encode_layers(layers: Mapping[str, MaskedLayer]) -> tuple[list[TicketLayer],
     coins = sum(
         int(draw.count_nonzero()) * layer.parametrization.rounds for layer, draw in zip(layers.values(), kept_draws)
     )
+    weights = sum(map(len, indices))
     encoded = []
     digest = hashlib.sha256()
     for layer, mask, index, draw in zip(layers.values(), masks, indices, kept_draws):
-        told = _tell(layer, index, draw, by_place=coins <= draws.MAX_COINS)
+        told = _tell(layer, index, draw, by_place=coins <= draws.MAX_COINS, quick=weights + coins <= _QUICK)
         encoded.append(_encode(layer, mask, told))
         update(digest, mask, told.values)
     return encoded, digest.hexdigest()
@@ -69,12 +74,12 @@ def _encode(layer: MaskedLayer, mask: Tensor, told: _Told) -> TicketLayer:
     return TicketLayer(header, mask_stream, value_stream)
 
 
-def _tell(layer: MaskedLayer, index: Tensor, draw: Tensor, *, by_place: bool) -> _Told:
+def _tell(layer: MaskedLayer, index: Tensor, draw: Tensor, *, by_place: bool, quick: bool) -> _Told:
     """The cheapest way to tell the kept weights, checked to give exactly them."""
     state = layer.parametrization
     weight = _at(layer.weight.detach(), index)
     best = _by_level(state, weight)
-    if best is None or min(_expected_bits(state, draw).values()) < best.bits:
+    if best is None or (quick and min(_expected_bits(state, draw).values()) < best.bits):
         by_draw = _by_draw(state, index, draw.to(torch.int64), by_place)
         best = by_draw if best is None or by_draw.bits < best.bits else best
     _check_weights(layer.name, weight, best.values)
@@ -91,7 +96,7 @@ def _by_level(state: Mask, weight: Tensor) -> _Told | None:
     found = torch.searchsorted(table.to(weight.dtype).to(exact), weight.to(exact), out_int32=True)
     found.clamp_(max=len(levels) - 1)
     values = table[found]
-    if not torch.equal(_bytes(values.to(weight.dtype)), _bytes(weight)):
+    if not _same(values.to(weight.dtype), weight):
         return None
     symbols, present = _compact(found.numpy())
     return _Told("level", symbols, {levels[number]: count for number, count in present.items()}, values)
@@ -132,8 +137,8 @@ def _at(tensor: Tensor, index: Tensor) -> Tensor:
 
 def _check_weights(name: str, weight: Tensor, values: Tensor) -> None:
     given = values.to(weight.dtype)
-    if not torch.equal(_bytes(given), _bytes(weight)):
-        first = int((_bytes(given) != _bytes(weight)).any(1).nonzero()[0])
+    if not _same(given, weight):
+        first = int((_bits(given) != _bits(weight)).nonzero()[0])
         raise ValueError(
             f"the kept weights of {name!r} are not the ones its seed and draws give (the first that differs is "
             f"{weight[first].item():g}, drawn was {given[first].item():g}); a ticket holds random weights only: keep "
@@ -141,5 +146,9 @@ def _check_weights(name: str, weight: Tensor, values: Tensor) -> None:
         )
 
 
-def _bytes(weight: Tensor) -> Tensor:
-    return weight.view(torch.uint8).view(len(weight), weight.itemsize)
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(_bits(a), _bits(b))
+
+
+def _bits(weight: Tensor) -> Tensor:
+    return weight.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.itemsize])
