@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from iterand.cli import main as command
-from iterand.cli.console import size
+from iterand.experiments.report.formatting import size
 
 TINY = ["--set", "epochs=1", "--set", "batch_size=300"]
 

@@ -49,6 +49,11 @@ def _freeze_(places: list[Owner], value: Callable[[Owner], float]) -> None:
         owner.parameter.grad = None
 
 
+def dropped(module: nn.Module) -> dict[str, float]:
+    """The affine parameters that freezing took out of a module, and the values that folding gives them."""
+    return {attribute: 1.0 if attribute == "weight" else 0.0 for attribute in getattr(module, _DROPPED, ())}
+
+
 def thaw_(model: nn.Module) -> None:
     """Undo the freezing; the values stay zero and one."""
     for module in model.modules():
@@ -57,9 +62,10 @@ def thaw_(model: nn.Module) -> None:
         if isinstance(module, _NormBase) and hasattr(module, _DROPPED):
             module.affine = True
             like = module.running_mean if module.running_mean is not None else next(model.parameters())
-            for attribute, trained in getattr(module, _DROPPED).items():
-                value = like.new_full((module.num_features,), 1.0 if attribute == "weight" else 0.0)
-                module.register_parameter(attribute, nn.Parameter(value, requires_grad=trained))
+            for attribute, value in dropped(module).items():
+                trained = getattr(module, _DROPPED)[attribute]
+                filled = like.new_full((module.num_features,), value)
+                module.register_parameter(attribute, nn.Parameter(filled, requires_grad=trained))
         for note in (_FROZEN, _DROPPED):
             if hasattr(module, note):
                 delattr(module, note)

@@ -21,13 +21,6 @@ def print_json(value: Any) -> None:
     out.print(json.dumps(value), soft_wrap=True, markup=False, highlight=False)
 
 
-def size(count: int) -> str:
-    """A number of bytes, for people."""
-    if count < 1000:
-        return f"{count} B"
-    return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.2f} MB"
-
-
 def progress_bar() -> Progress:
     """A progress display on stderr."""
     return Progress(

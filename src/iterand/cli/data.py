@@ -10,11 +10,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from iterand.cli.console import err, out, print_json, progress_bar, size
+from iterand.cli.console import err, out, print_json, progress_bar
 from iterand.data import catalog
 from iterand.data.location import VARIABLE, data_folder
 from iterand.data.sources import ARCHIVES
 from iterand.errors import DataError
+from iterand.experiments.report.formatting import size
 
 app = typer.Typer(no_args_is_help=True, help="The data sets: what is there, bring one, check one.")
 

@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.markup import escape
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from iterand.cli.console import err, out, print_json, progress_bar, size
+from iterand.cli.console import err, out, print_json, progress_bar
 from iterand.cli.train import DataDir, Device, Json
 from iterand.experiments.catalog import Experiment, experiment_names, find_experiment
 from iterand.experiments.cost import gpu_minutes
 from iterand.experiments.local import Event, Task
+from iterand.experiments.report.formatting import size
 from iterand.experiments.sweep import CellResult, Sweep, distinct_runs, only
 from iterand.training.environment import choose_device, describe
 
@@ -23,7 +25,7 @@ _MEASURES = {
     "validation_accuracy": ("validation accuracy", "%"),
     "seconds": ("training time", "s"),
 }
-_OWN_COLUMNS = ("weights trained", "test accuracy", "weights kept", "as float32", "as a ticket")
+_OWN_COLUMNS = ("trained", "test accuracy (%)", "weights kept", "float32", "ticket")
 _RANDOMIZATION = "a randomization (ms)"
 
 
@@ -140,14 +142,16 @@ def _duration(minutes: float) -> str:
 
 
 def _table(experiment: Experiment, cells: list[CellResult], scale: str) -> Table:
-    table = Table(title=experiment.title)
+    table = Table(title=experiment.title, title_justify="left", box=box.SIMPLE)
     if scale != "full":
         table.caption = f"{scale}: a dry run, the numbers mean nothing"
     measured, unit = _MEASURES[experiment.measure]
     rows = [cell.summary() for cell in cells]
     columns = list(_OWN_COLUMNS)
+    if not experiment.where:
+        table.caption = f"mean ± standard deviation, n = {max(row['n'] for row in rows)}"
     if experiment.where:  # cells of the paper
-        columns = [f"{measured} ({unit})", "n", "paper", "as a ticket", _RANDOMIZATION]
+        columns = [f"{measured} ({unit})", "n", "paper", "ticket", _RANDOMIZATION]
         if not any(row["paper"] for row in rows):
             columns.remove("paper")
         if experiment.measure != "seconds":
@@ -161,15 +165,14 @@ def _table(experiment: Experiment, cells: list[CellResult], scale: str) -> Table
             continue
         milliseconds = row["randomization_milliseconds"]
         texts = {
-            "weights trained": "yes" if row["trains_weights"] else "never",
-            measured: f"{_spread(row)} {unit} (n = {row['n']})",
+            "trained": "yes" if row["trains_weights"] else "never",
             f"{measured} ({unit})": _spread(row),
             "n": str(row["n"]),
             _RANDOMIZATION: f"{milliseconds:.2f}" if milliseconds else "—",
             "paper": _spread(row["paper"]) if row["paper"] else "",
-            "weights kept": f"{row['kept']:,} of {row['weights']:,}",
-            "as float32": size(row["float32_bytes"]),
-            "as a ticket": size(row["ticket_bytes"]) if row["ticket_bytes"] else "—",
+            "weights kept": f"{row['kept']:,} / {row['weights']:,}",
+            "float32": size(row["float32_bytes"]),
+            "ticket": size(row["ticket_bytes"]) if row["ticket_bytes"] else "—",
         }
         table.add_row(row["label"], *(texts[column] for column in columns))
     return table

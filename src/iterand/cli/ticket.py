@@ -12,8 +12,9 @@ from rich.table import Table
 from safetensors.torch import save
 from torch import Tensor
 
-from iterand.cli.console import err, out, print_json, size
+from iterand.cli.console import err, out, print_json
 from iterand.errors import TicketError
+from iterand.experiments.report.formatting import size
 from iterand.files import atomic_write
 from iterand.masking import fold_
 from iterand.ticket import Ticket, load_ticket, read_ticket

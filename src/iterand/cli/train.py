@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from iterand.cli.console import ProgressObserver, out, print_json, progress_bar, size
+from iterand.cli.console import ProgressObserver, out, print_json, progress_bar
 from iterand.experiments.library import find_recipe, recipe_names
+from iterand.experiments.report.formatting import size
 from iterand.experiments.running import evaluate_run, run
 from iterand.training import recipe_file
 from iterand.training.environment import choose_device

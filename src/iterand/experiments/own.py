@@ -19,7 +19,7 @@ def digits() -> Experiment:
         Cell(label, recipe, (("method", label),))
         for label, recipe in (("SGD", sgd), ("edge-popup", edge_popup), ("IteRand", iterand))
     )
-    return Experiment("digits", "The point of the paper on a laptop: three methods, one narrow network", cells, seeds=5)
+    return Experiment("digits", "The point of the paper on a laptop: three methods, one narrow network", cells, seeds=3)
 
 
 def best() -> Experiment:

@@ -67,8 +67,8 @@ def _dropped(root: nn.Module, module: nn.Module) -> dict[str, Tensor]:
         return {}
     like = module.running_mean if module.running_mean is not None else next(root.parameters())
     return {
-        attribute: torch.full((module.num_features,), 1.0 if attribute == "weight" else 0.0, dtype=like.dtype)
-        for attribute in getattr(module, freezing._DROPPED, ())
+        attribute: torch.full((module.num_features,), value, dtype=like.dtype)
+        for attribute, value in freezing.dropped(module).items()
     }
 
 

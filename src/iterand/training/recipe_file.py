@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -12,6 +13,8 @@ from typing import Any, get_args
 from iterand.errors import RecipeError
 from iterand.training import recipe as schema
 from iterand.training.recipe import Recipe
+
+_LABELS = ("name", "description")  # they do not decide anything
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
@@ -85,20 +88,22 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
 
 
 def digest(recipe: Recipe) -> str:
-    """What the recipe is, in ten characters: its name and description do not count."""
-    values = asdict(recipe)
-    del values["name"], values["description"]
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
+    """What the recipe is, in ten characters: its name and description do not count.
+
+    Only what differs from the defaults goes in, so that a run keeps its digest when recipes get a new key.
+    """
+    settings, defaults = (_flatten(as_dict(from_dict(as_dict(each)))) for each in (recipe, Recipe()))
+    chosen = {key: value for key, value in settings.items() if value != defaults[key] and key not in _LABELS}
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def difference(old: Recipe, new: Recipe) -> list[str]:
     """One line for each setting that differs."""
     before, after = _flatten(asdict(old)), _flatten(asdict(new))
-    ignored = ("name", "description")
     return [
         f"{key} is {_literal(after[key])} here and {_literal(before[key])} there"
         for key in after
-        if after[key] != before[key] and key not in ignored
+        if after[key] != before[key] and key not in _LABELS
     ]
 
 
@@ -145,7 +150,7 @@ def _unknown(key: str) -> str:
 def _checked(key: str, entry: Any, value: Any) -> Any:
     kind = entry.type
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = float(value) if abs(value) < 1 << 53 else math.inf
     if kind == tuple[int, ...]:
         if not isinstance(value, (list, tuple)) or not all(type(item) is get_args(kind)[0] for item in value):
             raise RecipeError(f"{key} is {value!r}; it must be a list of whole numbers")
