@@ -17,7 +17,7 @@ from iterand.training import recipe_file
 
 # Experiment: cells, cells with a number of the paper, runs of each cell.
 SIZES = {
-    "digits": (3, 0, 5),
+    "digits": (3, 0, 3),
     "figure1": (12, 0, 3),
     "figure2": (60, 60, 3),
     "figure3": (8, 8, 1),

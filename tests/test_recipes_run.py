@@ -7,9 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
+from iterand.data.imdb import locate
+from iterand.data.location import data_folder
 from iterand.experiments.library import find_recipe, recipe_names
 from iterand.experiments.running import evaluate_run, run
 from iterand.experiments.scale import tiny
+from iterand.training import recipe_file
 from iterand.training.folder import RunFolder
 
 CPU = torch.device("cpu")
@@ -54,3 +57,13 @@ def test_a_dry_run_of(name, data, tmp_path):
         assert evaluate_run(tmp_path / "model.ticket", device=CPU, data_dir=data)["test_loss"] == result["test_loss"]
         assert record["randomization_milliseconds"] > 0
     assert evaluate_run(tmp_path, device=CPU, data_dir=data)["test_loss"] == result["test_loss"]
+
+
+def test_an_lstm_runs_on_the_real_reviews(tmp_path):
+    """Not that it learns: that takes thousands of steps on a GPU."""
+    if locate(data_folder()) is None:
+        pytest.skip("IMDB is not in $ITERAND_DATA")
+    small = ["limit=64", "epochs=1", "width_factor=0.125", "batch_size=32", "period=1"]
+    record = run(recipe_file.override(find_recipe("lstm"), small), RunFolder(tmp_path), device=CPU)
+    assert record["metrics"][0]["train_loss"] == pytest.approx(0.693, abs=0.05)  # ln 2: it knows nothing yet
+    assert evaluate_run(tmp_path / "model.ticket", device=CPU)["test_loss"] == record["result"]["test_loss"]

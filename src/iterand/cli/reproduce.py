@@ -148,7 +148,7 @@ def _table(experiment: Experiment, cells: list[CellResult], scale: str) -> Table
     measured, unit = _MEASURES[experiment.measure]
     rows = [cell.summary() for cell in cells]
     columns = list(_OWN_COLUMNS)
-    if not experiment.where:
+    if not experiment.where and scale == "full":
         table.caption = f"mean ± standard deviation, n = {max(row['n'] for row in rows)}"
     if experiment.where:  # cells of the paper
         columns = [f"{measured} ({unit})", "n", "paper", "ticket", _RANDOMIZATION]
