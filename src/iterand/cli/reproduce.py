@@ -1,24 +1,28 @@
 """``iterand reproduce``: the experiments."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import torch
 import typer
 from rich import box
 from rich.markup import escape
-from rich.progress import Progress, TaskID
 from rich.table import Table
 
-from iterand.cli.console import err, out, print_json, progress_bar
+from iterand.cli.console import err, out, print_json
+from iterand.cli.runs_table import watching
 from iterand.cli.train import DataDir, Device, Json
 from iterand.experiments.catalog import Experiment, experiment_names, find_experiment
+from iterand.experiments.cluster import connected
 from iterand.experiments.cost import gpu_minutes
-from iterand.experiments.local import Event, Task
 from iterand.experiments.report.formatting import size
-from iterand.experiments.sweep import CellResult, Sweep, distinct_runs, only
+from iterand.experiments.sweep import CellResult, Engine, Sweep, distinct_runs, only
 from iterand.training.environment import choose_device, describe
+from iterand.training.interrupt import Interrupted
 
 _MEASURES = {
     "test_accuracy": ("test accuracy", "%"),
@@ -40,7 +44,14 @@ def reproduce(
     ] = None,
     scale: Annotated[str, typer.Option(help="full, or tiny for a dry run on a CPU.")] = "full",
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time [1 on a GPU, else one a core].")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time [one a GPU, else one a core].")] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray for the machines of a cluster.")] = "local",
+    address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Ray cluster, or auto [one of this machine alone].")
+    ] = None,
+    gpus_per_run: Annotated[
+        float | None, typer.Option(help="Share of a GPU a run gets with Ray [1, less if --jobs needs it].")
+    ] = None,
     folder: Annotated[Path, typer.Option("--out", help="Folder of the runs.")] = Path("runs"),
     device: Device = "auto",
     data_dir: DataDir = None,
@@ -56,16 +67,18 @@ def reproduce(
         return
     if pattern is not None:
         found = only(found, pattern)
-    where = choose_device(device)
-    sweep = Sweep(found, folder, device=str(where), data_dir=data_dir, seeds=seeds)
-    with progress_bar() as progress:
-        watch = _Watch(progress, experiment or "reproduce", len(sweep))
-        sweep.run(jobs or (1 if where.type == "cuda" else os.cpu_count() or 1), watch)
+    try:
+        with _place(engine, device, jobs, address, gpus_per_run) as place:
+            sweep = Sweep(found, folder, device=place.device, data_dir=data_dir, seeds=seeds)
+            with watching(sweep.tasks) as watch:
+                sweep.run(place.jobs or len(sweep), watch, place.engine)
+    except KeyboardInterrupt:
+        raise Interrupted from None
     if json:
         cells = {name: [cell.summary() for cell in cells] for name, cells in sweep.results.items()}
         entries: list[dict[str, Any]] = [{"experiment": name, "cells": rows} for name, rows in cells.items()]
         shown = entries[0] if experiment is not None else {"experiments": entries}
-        print_json({"environment": describe(where), "profile": profile, "scale": scale, **shown})
+        print_json({"environment": place.environment, "profile": profile, "scale": scale, **shown})
     else:
         for entry in found:
             out.print(_table(entry, sweep.results[entry.name], scale))
@@ -76,36 +89,35 @@ def reproduce(
         raise typer.Exit(1)
 
 
-class _Watch:
-    """One bar for all runs, and one for each that goes on."""
+class _Place(NamedTuple):
+    """Where runs are done: on which device, how many at a time (all that fit if none is said), by which engine."""
 
-    def __init__(self, progress: Progress, title: str, total: int) -> None:
-        self.progress = progress
-        self.total = total
-        self.whole = progress.add_task(title, total=total, note="runs")
-        self.bars: dict[Task, TaskID] = {}
-        self.ended = 0
-
-    def __call__(self, event: Event) -> None:
-        if event.kind == "started":
-            self.bars[event.task] = self.progress.add_task(f"  {event.task.label}", total=None, note="")
-        elif event.kind == "progress":
-            value = event.value
-            note = f"loss {value['loss']:.3f}"
-            self.progress.update(self.bars[event.task], total=value["total"], completed=value["done"], note=note)
-        else:
-            self.ended += 1
-            self.progress.remove_task(self.bars.pop(event.task))
-            self.progress.advance(self.whole)
-            if not err.is_terminal:
-                line = f"{self.ended}/{self.total} {event.task.label}: {_outcome(event)}"
-                err.print(line, highlight=False, markup=False, soft_wrap=True)
+    device: str
+    jobs: int | None
+    engine: Engine | None
+    environment: dict[str, Any]
 
 
-def _outcome(event: Event) -> str:
-    if event.kind == "failed":
-        return str(event.value["error"])
-    return f"test accuracy {event.value['result']['test_accuracy']:.2f} %"
+@contextmanager
+def _place(
+    engine: str, device: str, jobs: int | None, address: str | None, gpus_per_run: float | None
+) -> Iterator[_Place]:
+    if engine not in ("local", "ray"):
+        raise ValueError(f"unknown engine {engine!r}; it must be local or ray")
+    if engine == "ray":
+        with connected(address, jobs) as cluster:
+            where = cluster.device(device)
+            gpus = cluster.gpus_per_run(gpus_per_run, where, jobs)
+            # The machines may be any: each record names its own; here stands the one of the command.
+            environment = describe(torch.device("cpu")) | {"device": where}
+            yield _Place(where, jobs, partial(cluster.run_tasks, gpus=gpus), environment)
+        return
+    for option, value in (("--address", address), ("--gpus-per-run", gpus_per_run)):
+        if value is not None:
+            raise ValueError(f"{option} {value} says something to Ray only; add --engine ray, or leave it out")
+    chosen = choose_device(device)
+    at_a_time = jobs or (1 if chosen.type == "cuda" else os.cpu_count() or 1)
+    yield _Place(str(chosen), at_a_time, None, describe(chosen))
 
 
 def _list(experiments: Sequence[Experiment], json: bool) -> None:

@@ -1,7 +1,7 @@
 """Many runs: what is missing of experiments is done, and the records of each cell are put together."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,6 +12,8 @@ from iterand.experiments.local import Event, Task, run_tasks
 from iterand.training import recipe_file
 from iterand.training.folder import default_path
 from iterand.training.recipe import Recipe
+
+Engine = Callable[[Sequence[Task], int], Iterator[Event]]
 
 
 @dataclass
@@ -78,9 +80,16 @@ class Sweep:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def run(self, jobs: int, listen: Callable[[Event], None] = lambda event: None) -> None:
-        """Do every run; complete ones are not done again, a failed one does not stop the others."""
-        for event in run_tasks(list(self._tasks.values()), jobs):
+    @property
+    def tasks(self) -> list[Task]:
+        """The runs, each once."""
+        return list(self._tasks.values())
+
+    def run(
+        self, jobs: int, listen: Callable[[Event], None] = lambda event: None, engine: Engine | None = None
+    ) -> None:
+        """Do every run, on this machine or by an engine; a complete one is not done again, a failed one stops none."""
+        for event in (engine or run_tasks)(self.tasks, jobs):
             listen(event)
             for result in self._owners[recipe_file.digest(event.task.recipe)]:
                 if event.kind == "done":
