@@ -80,7 +80,7 @@ def test_it_is_train_prune_rewind(sparsity, rounds):
     for epoch in range(epochs * (rounds + 1)):
         for batch in data:
             step(model, optimizer, batch)
-            pruning.step()
+            pruning.constrain()
         pruning.begin_epoch(epoch + 1, optimizer)
     for name, value in expected.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=0)
@@ -102,7 +102,7 @@ def test_pruned_weights_never_come_back_and_stay_at_zero():
     for epoch in range(4):
         for batch in data:
             step(model, optimizer, batch)
-            pruning.step()
+            pruning.constrain()
             pruned = model.get_buffer("head.weight_pruned")
             assert bool((model.head.weight[pruned] == 0).all())
         pruning.begin_epoch(epoch + 1, optimizer)

@@ -1,5 +1,6 @@
 """Attach masks to any model (``prune_``), look at them, and fold them back into an ordinary module (``fold_``)."""
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -202,14 +203,34 @@ def fold_(model: Model) -> Model:
     for layer in layers:
         if any(len(attachment.parametrizations(*owner)) > 1 for owner in layer.owners):
             raise ValueError(f"{layer.name!r} has another parametrization on top of its mask; remove that one first")
-    for module in root.modules():
-        attachment.cut_at_each_reading(module)
-    for layer, mask in zip(layers, calculate_masks([layer.parametrization for layer in layers])):
-        parameter = nn.Parameter(torch.where(mask, layer.weight, 0.0))
-        for module, attribute in layer.owners:
-            attachment.detach(module, attribute, parameter)
+    masks = calculate_masks([layer.parametrization for layer in layers])
+    _replace(root, layers, [torch.where(mask, layer.weight, 0.0) for layer, mask in zip(layers, masks)])
     freezing.thaw_(root)
     return model
+
+
+def skeleton(model: nn.Module) -> nn.Module:
+    """A copy of a model without masks and without memory: what it computes, for ``torch.func.functional_call``."""
+    root = unwrap(model)
+    empty: dict[int, Tensor] = {}
+    for tensor in (*root.parameters(), *root.buffers()):
+        hollow = torch.empty_like(tensor, device="meta")
+        is_parameter = isinstance(tensor, nn.Parameter)
+        empty[id(tensor)] = nn.Parameter(hollow, tensor.requires_grad) if is_parameter else hollow
+    bare = copy.deepcopy(root, empty)
+    layers = list(masked_layers(bare).values())
+    _replace(bare, layers, [layer.weight.detach() for layer in layers])
+    return bare
+
+
+def _replace(root: nn.Module, layers: Iterable[MaskedLayer], values: Iterable[Tensor]) -> None:
+    """Put ordinary parameters in the place of masked tensors."""
+    for module in root.modules():
+        attachment.cut_at_each_reading(module)
+    for layer, value in zip(layers, values):
+        parameter = nn.Parameter(value)
+        for module, attribute in layer.owners:
+            attachment.detach(module, attribute, parameter)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

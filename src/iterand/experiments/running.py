@@ -3,6 +3,7 @@
 import hashlib
 import statistics
 import time
+from collections.abc import Generator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,26 +19,43 @@ from iterand.networks import build_network
 from iterand.randomization import randomize_
 from iterand.ticket import load_ticket, read_ticket, save_ticket
 from iterand.training import checkpoint, environment, recipe_file
+from iterand.training.execution import Execution, choose_step
 from iterand.training.folder import TICKET, RunFolder
 from iterand.training.imp import pruned_count
-from iterand.training.loop import Observer, Silent, evaluate, steps_per_epoch, train
+from iterand.training.interrupt import StopRequest, stop_request
+from iterand.training.loop import Observer, Silent, steps_per_epoch, train
 from iterand.training.recipe import Recipe
 from iterand.training.session import Session
+from iterand.training.steps import evaluate
 
 RECORD_FORMAT = "iterand record 1"
 _TIMED_RANDOMIZATIONS = 3
 
 
-def run(
+def run(recipe: Recipe, folder: RunFolder, **options: Any) -> dict[str, Any]:
+    """Do a run, or go on with it; if it is complete already, only give its record."""
+    with stop_request() as request:
+        steps = run_steps(recipe, folder, request=request, **options)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                record: dict[str, Any] = end.value
+                return record
+
+
+def run_steps(
     recipe: Recipe,
     folder: RunFolder,
     *,
+    request: StopRequest,
     device: torch.device,
     data_dir: Path | None = None,
     fresh: bool = False,
     observer: Observer | None = None,
-) -> dict[str, Any]:
-    """Do a run, or go on with it; if it is complete already, only give its record."""
+    execution: Execution | None = None,
+) -> Generator[None, None, dict[str, Any]]:
+    """The same step by step, so that several runs can take turns."""
     with environment.threads(recipe.training.threads), folder.opened(recipe, fresh=fresh):
         record = folder.record()
         if record is not None:
@@ -50,11 +68,12 @@ def run(
         if saved is not None:
             session.restore(saved)
         folder.start_log(session.metrics)
-        train(session, data, folder, observer or Silent())
+        step = choose_step(session, data, execution or Execution())
+        yield from train(session, step, data, folder, observer or Silent(), request)
         record = {
             "format": RECORD_FORMAT,
             "recipe": recipe_file.as_dict(recipe),
-            "result": _result(session, data, folder),
+            "result": _result(session, step.evaluate(data.test), data, folder),
             "metrics": session.metrics,
             "seconds": session.seconds,
             "randomization_milliseconds": _randomization_milliseconds(session),
@@ -80,7 +99,7 @@ def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = No
         model = load_ticket(path).to(device)
         recipe = recipe_file.from_dict(read_ticket(path).recipe or {})
         data = _load(recipe, device, data_dir)
-    measured = evaluate(model, data.test, recipe)
+    measured = evaluate(model, data.test, recipe, device)
     return {"path": str(path), "examples": len(data.test)} | {f"test_{name}": value for name, value in measured.items()}
 
 
@@ -112,10 +131,9 @@ def _network(recipe: Recipe, data: Dataset[Split]) -> dict[str, Any]:
     return options
 
 
-def _result(session: Session, data: Dataset[Split], folder: RunFolder) -> dict[str, Any]:
+def _result(session: Session, test: dict[str, float], data: Dataset[Split], folder: RunFolder) -> dict[str, Any]:
     model, recipe = session.model, session.recipe
     layers = masked_layers(model).values()
-    test = evaluate(model, data.test, recipe)
     weights = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
     result: dict[str, Any] = {
         "test_accuracy": test["accuracy"],

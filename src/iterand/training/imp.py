@@ -4,8 +4,6 @@ A run is ``rounds`` + 1 trainings of equally many epochs. After each but the las
 left are pruned, over the whole network, and everything else goes back to where it started. The last one is tested.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -27,7 +25,7 @@ def pruned_count(model: nn.Module) -> int:
 
 
 class IterativeMagnitudePruning:
-    """A stepper that keeps pruned weights at zero, and prunes and rewinds between the trainings.
+    """Keeps pruned weights at zero, and prunes and rewinds between the trainings.
 
     It prunes what the other methods mask: the weights of linear, convolution, embedding and recurrent layers. What is
     pruned is in buffers of the model, so a checkpoint of the model has it.
@@ -51,7 +49,7 @@ class IterativeMagnitudePruning:
             raise ValueError(f"sparsity {sparsity:g} leaves none of the {self._count} weights; lower it")
 
     @torch.no_grad()
-    def step(self) -> None:
+    def constrain(self) -> None:
         """Put pruned weights back to zero, whatever the optimizer made of them."""
         for name, weight in self._weights.items():
             weight.masked_fill_(self._pruned[name], 0.0)
@@ -62,7 +60,7 @@ class IterativeMagnitudePruning:
         if inside == 0 and 1 <= number <= self.rounds:
             self._prune(number)
             self.model.load_state_dict(self._initial, strict=False)
-            self.step()
+            self.constrain()
             for state in optimizer.state.values():  # in place: whoever holds the buffers still does
                 for value in state.values():
                     value.zero_()
@@ -75,10 +73,3 @@ class IterativeMagnitudePruning:
         cuts = cut_together(sizes, torch.tensor(kept, device=sizes[0].device), [0] * len(sizes), list(self._weights))
         for pruned, size, cut in zip(self._pruned.values(), sizes, cuts):
             pruned.copy_(~keeps(size, cut))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing: what is pruned is the model's state, the epoch the loop's, and the start comes from the seed."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing to load."""

@@ -30,11 +30,15 @@ class Stepper(Protocol):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A network ready for the loop: what the optimizer trains, what steps after it, what is done between epochs."""
+    """A network ready for the loop.
+
+    What the optimizer trains, what steps after it, what is done between epochs, and to the parameters after an update.
+    """
 
     parameters: list[nn.Parameter]
     steppers: list[Stepper] = field(default_factory=list)
     begin_epoch: Callable[[int, Optimizer], None] = lambda epoch, optimizer: None
+    constrain: Callable[[], None] = lambda: None
 
 
 def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
@@ -45,7 +49,7 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
         if method.name == "sgd":
             return Prepared(parameters)
         pruning = IterativeMagnitudePruning(model, method.sparsity, method.rounds, recipe.phase_epochs)
-        return Prepared(parameters, [pruning], pruning.begin_epoch)
+        return Prepared(parameters, begin_epoch=pruning.begin_epoch, constrain=pruning.constrain)
     prune_(
         model,
         method.sparsity,

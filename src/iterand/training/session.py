@@ -28,13 +28,18 @@ class Session:
         self.model = model
         self.steppers: list[Stepper] = prepared.steppers
         self._prepare_epoch = prepared.begin_epoch
+        self.constrain = prepared.constrain
+        """What is done to the parameters after each update of theirs."""
         self.parameters = prepared.parameters
         self.optimizer = torch.optim.SGD(
             self.parameters,
             lr=recipe.learning_rate.initial,
             momentum=recipe.optimizer.momentum,
             weight_decay=recipe.optimizer.weight_decay,
+            # One launch where weights are trained. Scores are updated as on a CPU, to the bit.
+            fused=device.type == "cuda" and recipe.method.trains_weights,
         )
+        self.learning_rate = recipe.learning_rate.initial
         self.epoch = 0
         self.step = 0
         self.seen = 0
@@ -51,6 +56,27 @@ class Session:
         self.loss_sum.zero_()
         self.correct.zero_()
         self._prepare_epoch(epoch, self.optimizer)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set η for the steps to come."""
+        self.learning_rate = rate
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def count(self, loss: torch.Tensor, correct: torch.Tensor, examples: int) -> None:
+        """Add a batch to the sums of the epoch, on the device."""
+        self.loss_sum += loss.detach().double() * examples
+        self.correct += correct
+
+    def advance(self, examples: int) -> None:
+        """A step is done: let the steppers follow, and go to the next."""
+        for stepper in self.steppers:
+            stepper.step()
+        self.seen += examples
+        self.step += 1
 
     def capture(self) -> Checkpoint:
         """All of it. Masked weights are left out: the draws say what they are."""

@@ -1,0 +1,79 @@
+"""Several tensors as one piece of work: which program works on which part of which tensor."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 4096
+"""Elements a program works on at a time."""
+
+
+class Layers:
+    """Where the elements of several tensors lie, as numbers on the device.
+
+    A tensor lies in memory either in the order of its indices or, as convolutions want it, with its channels last; a
+    kernel walks through memory and computes an index only where it needs one.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        device = tensors[0].device
+        self.device = device
+        self.sizes = [tensor.numel() for tensor in tensors]
+        blocks = [triton.cdiv(size, BLOCK) for size in self.sizes]
+        self.blocks = sum(blocks)
+        self.owner = torch.repeat_interleave(torch.arange(len(tensors)), torch.tensor(blocks)).int().to(device)
+        """The tensor of each block."""
+        shapes = [_shape(tensor) for tensor in tensors]
+        rows = zip(self.sizes, [sum(blocks[:i]) for i in range(len(blocks))], *zip(*shapes))
+        self.table = torch.tensor(list(rows), dtype=torch.int64).to(device)
+        """A row a tensor: its elements, its first block, its channels, the pixels of a channel (1 if these lie in the
+        order of their indices)."""
+
+
+def pointers(tensors: Sequence[Tensor]) -> Tensor:
+    """The addresses of tensors, on their device; the host does not wait."""
+    device = tensors[0].device
+    addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], pin_memory=device.type == "cuda")
+    return addresses.to(device, non_blocking=True)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor lies in memory in one of the two ways that kernels know."""
+    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+def _shape(tensor: Tensor) -> tuple[int, int]:
+    if tensor.is_contiguous():
+        return max(tensor.numel(), 1), 1
+    if not is_dense(tensor):
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} has gaps")
+    return tensor.shape[1], tensor.shape[2] * tensor.shape[3]
+
+
+@triton.jit
+def locate(owner: Any, table: Any, block: Any, BLOCK: tl.constexpr) -> Any:
+    """Tensor, positions in its memory, and which of these exist."""
+    layer = tl.load(owner + block)
+    count = tl.load(table + layer * 4)
+    first = tl.load(table + layer * 4 + 1)
+    position = (block - first) * BLOCK + tl.arange(0, BLOCK)
+    return layer, position, position < count
+
+
+@triton.jit
+def index_of(table: Any, layer: Any, position: Any) -> Any:
+    """The index of the element at a position of a tensor's memory."""
+    channels = tl.load(table + layer * 4 + 2)
+    pixels = tl.load(table + layer * 4 + 3)
+    inside = position % (channels * pixels)
+    return position - inside + inside % channels * pixels + inside // channels
+
+
+@triton.jit
+def floats(addresses: Any, layer: Any) -> Any:
+    """The address of one tensor of float32 among several."""
+    return tl.load(addresses + layer).to(tl.pointer_type(tl.float32))

@@ -1,0 +1,101 @@
+"""θ ⊙ m for all layers in one pass, and the update of all scores in another."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from iterand.kernels.layers import BLOCK, floats, locate, pointers
+from iterand.kernels.selection import Selection, keeps, ordered
+
+
+class MaskedWeights:
+    """The masked weights of several layers, in the precision that the network computes in.
+
+    All tensors of a layer lie in memory in the same order.
+    """
+
+    def __init__(self, selection: Selection, weights: Sequence[Tensor], masked: Sequence[Tensor]) -> None:
+        self._selection = selection
+        self._weights, self._masked = pointers(weights), pointers(masked)
+        self._half = masked[0].dtype == torch.bfloat16
+
+    def compute(self) -> None:
+        """Multiply the weights by the masks of the cuts as they are."""
+        found, layers = self._selection, self._selection.layers
+        _apply[(layers.blocks,)](
+            layers.owner, layers.table, found.scores, self._weights, self._masked, found.thresholds, found.lasts,
+            BLOCK=BLOCK, MAGNITUDE=found.magnitude, HALF=self._half,
+        )  # fmt: skip
+
+
+class ScoreUpdate:
+    """∂L/∂s = θ ⊙ ∂L/∂(θ ⊙ m), weight decay, momentum and step of SGD for all layers: one pass over memory.
+
+    The operations and their rounding are those of ``torch.optim.SGD``.
+    """
+
+    def __init__(
+        self, selection: Selection, weights: Sequence[Tensor], momentum_buffers: Sequence[Tensor], half: bool
+    ) -> None:
+        self._selection = selection
+        self._weights, self._buffers = pointers(weights), pointers(momentum_buffers)
+        self._half = half
+
+    def run(self, gradients: Tensor, learning_rate: Tensor, momentum: float, weight_decay: float) -> None:
+        """Update the scores by the gradients of the masked weights, of which the addresses are given.
+
+        The learning rate (float32) is on the device, so that a graph need not know it.
+        """
+        layers = self._selection.layers
+        _update[(layers.blocks,)](
+            layers.owner, layers.table, self._selection.scores, self._weights, self._buffers, gradients,
+            learning_rate, momentum, weight_decay,
+            BLOCK=BLOCK, HALF=self._half, DECAYS=weight_decay != 0, MOVES=momentum != 0, enable_fp_fusion=False,
+        )  # fmt: skip
+
+
+@triton.jit
+def _apply(
+    owner: Any, table: Any, scores: Any, weights: Any, masked: Any, thresholds: Any, lasts: Any,
+    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    layer, position, exists = locate(owner, table, tl.program_id(0), BLOCK)
+    score = tl.load(floats(scores, layer) + position, mask=exists, other=0.0)
+    weight = tl.load(floats(weights, layer) + position, mask=exists, other=0.0)
+    threshold = tl.load(thresholds + layer)
+    kept = keeps(ordered(score, MAGNITUDE), threshold, tl.load(lasts + layer), table, layer, position, exists)
+    # A threshold that is NaN spreads instead of leaving a silent network of zeros.
+    result = tl.where(kept, weight, tl.where(threshold == threshold, 0.0, threshold))
+    if HALF:
+        target = tl.load(masked + layer).to(tl.pointer_type(tl.bfloat16))
+        tl.store(target + position, result.to(tl.bfloat16), mask=exists)
+    else:
+        tl.store(floats(masked, layer) + position, result, mask=exists)
+
+
+@triton.jit
+def _update(
+    owner: Any, table: Any, scores: Any, weights: Any, buffers: Any, gradients: Any, learning_rate: Any,
+    momentum: Any, weight_decay: Any,
+    BLOCK: tl.constexpr, HALF: tl.constexpr, DECAYS: tl.constexpr, MOVES: tl.constexpr,
+):  # fmt: skip
+    layer, position, exists = locate(owner, table, tl.program_id(0), BLOCK)
+    if HALF:
+        source = tl.load(gradients + layer).to(tl.pointer_type(tl.bfloat16))
+        gradient = tl.load(source + position, mask=exists, other=0.0).to(tl.float32)
+    else:
+        gradient = tl.load(floats(gradients, layer) + position, mask=exists, other=0.0)
+    at_score = floats(scores, layer) + position
+    score = tl.load(at_score, mask=exists, other=0.0)
+    step = gradient * tl.load(floats(weights, layer) + position, mask=exists, other=0.0)
+    if DECAYS:
+        step = tl.fma(score, tl.zeros_like(score) + weight_decay, step)
+    if MOVES:
+        at_buffer = floats(buffers, layer) + position
+        step = tl.load(at_buffer, mask=exists, other=0.0) * momentum + step
+        tl.store(at_buffer, step, mask=exists)
+    tl.store(at_score, tl.fma(step, tl.zeros_like(score) - tl.load(learning_rate), score), mask=exists)

@@ -1,0 +1,91 @@
+"""Randomize, Eq. (3), for all layers in one launch: coin, fresh value and draw; and all weights from their draws."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from iterand.kernels.layers import BLOCK, Layers, floats, index_of, locate, pointers
+from iterand.kernels.philox import value, words
+from iterand.kernels.selection import Selection, keeps, ordered
+
+
+class Origin:
+    """Where weights come from: a key of the generator, a way to levels and a unit for every layer."""
+
+    def __init__(self, keys: Sequence[tuple[int, int]], kinds: Sequence[int], units: Sequence[float]) -> None:
+        self._rows = [(*key, kind, int(np.float32(unit).view(np.int32))) for key, kind, unit in zip(keys, kinds, units)]
+
+    def table(self, device: torch.device) -> Tensor:
+        """A row a layer, on the device."""
+        return torch.tensor(self._rows, dtype=torch.int64).to(device)
+
+
+class Redraw:
+    """Redraws the pruned weights of several layers."""
+
+    def __init__(
+        self, selection: Selection, weights: Sequence[Tensor], draws: Sequence[Tensor], origin: Origin, normal: Tensor
+    ) -> None:
+        self._selection = selection
+        self._weights, self._draws = pointers(weights), pointers(draws)
+        self._origin, self._normal = origin.table(selection.layers.device), normal
+
+    def run(self, numbers: Tensor, threshold: int) -> None:
+        """One round, by the cuts as they are: its number for every layer, and how many words make a coin fall."""
+        found, layers = self._selection, self._selection.layers
+        _redraw[(layers.blocks,)](
+            layers.owner, layers.table, found.scores, self._weights, self._draws, self._origin, self._normal,
+            found.thresholds, found.lasts, numbers, threshold,
+            BLOCK=BLOCK, MAGNITUDE=found.magnitude,
+        )  # fmt: skip
+
+
+def regenerate(weights: Sequence[Tensor], draws: Sequence[Tensor], origin: Origin, normal: Tensor) -> None:
+    """Write weights as their draws say."""
+    layers = Layers(weights)
+    _regenerate[(layers.blocks,)](
+        layers.owner, layers.table, pointers(weights), pointers(draws), origin.table(layers.device), normal, BLOCK=BLOCK
+    )
+
+
+@triton.jit
+def _fresh(origin: Any, normal: Any, layer: Any, index: Any, draw: Any) -> Any:
+    """The word of the coin and the value of each weight in a draw."""
+    row = origin + layer * 4
+    first, second = words(index, draw, tl.load(row), tl.load(row + 1))
+    unit = tl.load(row + 3).to(tl.int32).to(tl.float32, bitcast=True)
+    return second, value(first, tl.load(row + 2), unit, normal)
+
+
+@triton.jit
+def _redraw(
+    owner: Any, table: Any, scores: Any, weights: Any, draws: Any, origin: Any, normal: Any, thresholds: Any,
+    lasts: Any, numbers: Any, coin: Any,
+    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr,
+):  # fmt: skip
+    layer, position, exists = locate(owner, table, tl.program_id(0), BLOCK)
+    score = tl.load(floats(scores, layer) + position, mask=exists, other=0.0)
+    kept = keeps(
+        ordered(score, MAGNITUDE), tl.load(thresholds + layer), tl.load(lasts + layer), table, layer, position, exists
+    )
+    number = tl.load(numbers + layer).to(tl.int32)
+    word, fresh = _fresh(origin, normal, layer, index_of(table, layer, position), number)
+    redraw = exists & (kept == 0) & (word.to(tl.int64) < coin)
+    tl.store(floats(weights, layer) + position, fresh, mask=redraw)
+    draw = tl.load(draws + layer).to(tl.pointer_type(tl.int32))
+    tl.store(draw + position, tl.zeros_like(position).to(tl.int32) + number, mask=redraw)
+
+
+@triton.jit
+def _regenerate(
+    owner: Any, table: Any, weights: Any, draws: Any, origin: Any, normal: Any, BLOCK: tl.constexpr
+):  # fmt: skip
+    layer, position, exists = locate(owner, table, tl.program_id(0), BLOCK)
+    draw = tl.load(tl.load(draws + layer).to(tl.pointer_type(tl.int32)) + position, mask=exists, other=0)
+    _, fresh = _fresh(origin, normal, layer, index_of(table, layer, position), draw)
+    tl.store(floats(weights, layer) + position, fresh, mask=exists)

@@ -1,0 +1,154 @@
+"""One step of training as a whole: kernels for all layers at once, the network compiled, everything one CUDA graph."""
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from iterand.data import Batch, Split
+from iterand.masking import skeleton
+from iterand.training.outputs import correct_of, laid_out, loss_of, outputs_of
+from iterand.training.recipe import Recipe
+from iterand.training.recording import Recording
+from iterand.training.session import Session
+from iterand.training.steps import Sums
+from iterand.training.trainable import DenseParameters, MaskedParameters
+
+logger = logging.getLogger("iterand")
+
+_EVALUATION_BATCH = 500
+
+
+class Trainable(Protocol):
+    """What a step trains: leaves of the network, made before its forward pass and updated after the backward pass."""
+
+    tensors: dict[str, Tensor]
+    """Everything that the network computes with, by name."""
+    leaves: list[Tensor]
+    """Those of them that take gradients."""
+    state: list[Tensor]
+    """What an update changes."""
+
+    def prepare(self) -> None:
+        """Make the leaves what they should be."""
+        ...
+
+    def update(self, gradients: tuple[Tensor, ...]) -> None:
+        """Train by the gradients of the leaves."""
+        ...
+
+    def recorded(self) -> None:
+        """A graph of all this was just recorded."""
+        ...
+
+
+class FusedStep:
+    """Replays a recorded step; a batch of another size, or what cannot be recorded, is done directly."""
+
+    def __init__(self, session: Session, *, compile: bool = True, graph: bool = True) -> None:
+        self._session = session
+        self._network = _Network.of(session)
+        self._trainable: Trainable = (
+            DenseParameters(session) if session.recipe.method.trains_weights else MaskedParameters(session)
+        )
+        self._compile = compile
+        self._graph = graph
+        self._sums = Sums(session.device)
+        self._recordings: dict[str, Recording | None] = {}
+
+    def train(self, batch: Batch) -> None:
+        """Forward, backward, update; count loss and hits."""
+        self._network.skeleton.train()
+        batch = Batch(laid_out(batch.inputs, self._session.recipe), batch.labels)
+        if "train" not in self._recordings:
+            self._recordings["train"] = self._try(batch)
+        recording = self._recordings["train"]
+        if recording is not None and recording.fits(batch):
+            recording.replay(batch)
+        else:
+            self._train(batch, self._network.losses)
+
+    def evaluate(self, split: Split) -> dict[str, float]:
+        """Mean loss and accuracy in percent over one part of the data; one wait for the device, at the end."""
+        self._network.skeleton.eval()
+        self._trainable.prepare()
+        self._sums.reset()
+        with torch.no_grad():
+            for batch in split.batches(torch.arange(len(split)), _EVALUATION_BATCH):
+                batch = Batch(laid_out(batch.inputs, self._session.recipe), batch.labels)
+                if "evaluate" not in self._recordings:
+                    wanted = self._recordings.get("train") is not None
+                    state = [self._sums.loss, self._sums.correct]
+                    self._recordings["evaluate"] = Recording(self._evaluate, batch, state) if wanted else None
+                recording = self._recordings["evaluate"]
+                if recording is not None and recording.fits(batch):
+                    recording.replay(batch)
+                else:
+                    self._evaluate(batch)
+        return self._sums.means(len(split))
+
+    def _try(self, batch: Batch) -> Recording | None:
+        """The recording of a step in the fastest way that works; ways that do not are said once."""
+        session = self._session
+        state = [*self._trainable.state, *session.model.buffers(), session.loss_sum, session.correct]
+        if not self._graph:
+            return None
+        for losses in (*((self._network.compiled,) if self._compile else ()), self._network.losses):
+            try:
+                recording = Recording(partial(self._train, losses=losses), batch, state)
+            except Exception as error:  # whatever a compiler or a driver may raise
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                what = "compiling" if losses is not self._network.losses else "a CUDA graph"
+                logger.warning("without %s, so slower than it could be: %s", what, reason)
+            else:
+                self._trainable.recorded()
+                return recording
+        return None
+
+    def _train(self, batch: Batch, losses: "Losses") -> None:
+        trainable = self._trainable
+        trainable.prepare()
+        loss, correct = losses(trainable.tensors, batch.inputs, batch.labels)
+        trainable.update(torch.autograd.grad(loss, trainable.leaves))
+        self._session.count(loss, correct, len(batch.labels))
+
+    def _evaluate(self, batch: Batch) -> None:
+        self._sums.add(self._network.outputs(self._trainable.tensors, batch.inputs), batch.labels)
+
+
+Losses = Callable[[dict[str, Tensor], tuple[Tensor, ...], Tensor], tuple[Tensor, Tensor]]
+
+
+class _Network:
+    """A network as a function of its tensors; runs that differ only in these share it, and so its compilation."""
+
+    _known: ClassVar[dict[str, "_Network"]] = {}
+
+    def __init__(self, recipe: Recipe, bare: nn.Module) -> None:
+        self.skeleton = bare
+        self._recipe = recipe
+        self.compiled: Losses = torch.compile(self.losses, dynamic=False)
+
+    @classmethod
+    def of(cls, session: Session) -> "_Network":
+        recipe = session.recipe
+        pieces = (asdict(recipe.network), asdict(recipe.training), recipe.method.trains_weights, recipe.data.name)
+        key = json.dumps(pieces)
+        if key not in cls._known:
+            cls._known[key] = cls(recipe, skeleton(session.model))
+        return cls._known[key]
+
+    def outputs(self, tensors: dict[str, Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
+        return outputs_of(lambda *given: functional_call(self.skeleton, tensors, given), inputs, self._recipe)
+
+    def losses(
+        self, tensors: dict[str, Tensor], inputs: tuple[Tensor, ...], labels: Tensor
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        outputs = self.outputs(tensors, inputs)
+        return loss_of(outputs, labels), correct_of(outputs.detach(), labels)

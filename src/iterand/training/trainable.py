@@ -1,0 +1,117 @@
+"""What a fused step trains, laid out for it: weights as they are, or scores with masked weights as leaves."""
+
+import torch
+from torch import Tensor
+
+from iterand.kernels import cuts
+from iterand.kernels.layers import pointers
+from iterand.kernels.masking import MaskedWeights, ScoreUpdate
+from iterand.masking import masked_layers
+from iterand.parametrization import GlobalRanking
+from iterand.training.session import Session
+
+_INSIDE = ".parametrizations."
+
+
+class DenseParameters:
+    """Weights, trained by torch's optimizer."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.leaves: list[Tensor] = list(session.parameters)
+        self.tensors: dict[str, Tensor] = dict(session.model.named_parameters()) | dict(session.model.named_buffers())
+        momenta = momentum_buffers(session)
+        self.state: list[Tensor] = [*self.leaves, *momenta]
+        for group in session.optimizer.param_groups:
+            group["lr"] = torch.tensor(session.learning_rate, device=session.device)
+
+    def prepare(self) -> None:
+        """Nothing: weights are what they are."""
+
+    def update(self, gradients: tuple[Tensor, ...]) -> None:
+        """A step of the optimizer."""
+        for leaf, gradient in zip(self.leaves, gradients):
+            leaf.grad = gradient
+        self._session.optimizer.step()
+        self._session.constrain()
+        for leaf in self.leaves:
+            leaf.grad = None
+
+    def recorded(self) -> None:
+        """Nothing: the optimizer has recorded where the gradients are."""
+
+
+class MaskedParameters:
+    """Scores, trained through masked weights: cut, mask, and later update, one launch each for all layers."""
+
+    def __init__(self, session: Session) -> None:
+        layers = masked_layers(session.model)
+        masks = [layer.parametrization for layer in layers.values()]
+        weights = [layer.weight.detach() for layer in layers.values()]
+        for mask, weight in zip(masks, weights):
+            # In the order of the weights, so that a pass over memory meets everything of a weight at one place.
+            mask.score.data = torch.empty_like(weight).copy_(mask.score.detach())
+            mask.draw = torch.empty_like(weight, dtype=mask.draw.dtype).copy_(mask.draw)
+        scores = [mask.score.detach() for mask in masks]
+        together = {isinstance(mask.ranking, GlobalRanking) for mask in masks}
+        magnitudes = {mask.settings.rank_by == "magnitude" for mask in masks}
+        if len(together) > 1 or len(magnitudes) > 1 or any(weight.dtype != torch.float32 for weight in weights):
+            raise NotImplementedError("layers that are ranked in different ways")
+        self._cuts = cuts.selection(
+            scores,
+            [mask.kept for mask in masks],
+            together=together.pop(),
+            floors=[mask.floor_count for mask in masks],
+            magnitude=magnitudes.pop(),
+        )
+        half = session.recipe.training.precision == "bfloat16"
+        kind = torch.bfloat16 if half else torch.float32
+        self.leaves: list[Tensor] = [torch.zeros_like(weight, dtype=kind).requires_grad_() for weight in weights]
+        self._masked = MaskedWeights(self._cuts, weights, self.leaves)
+        momenta = momentum_buffers(session)
+        self._step = ScoreUpdate(self._cuts, weights, momenta, half)
+        self.state: list[Tensor] = [*scores, *momenta]
+        model = session.model
+        others = dict(model.named_parameters()) | dict(model.named_buffers())
+        self.tensors: dict[str, Tensor] = {name: tensor for name, tensor in others.items() if _INSIDE not in name}
+        self.tensors |= zip(layers, self.leaves)
+        self._settings = session.recipe.optimizer
+        self._learning_rate = torch.tensor(session.learning_rate, device=session.device)
+        for group in session.optimizer.param_groups:
+            group["lr"] = self._learning_rate
+        self._recorded = torch.zeros(len(layers), dtype=torch.int64, device=session.device)
+
+    def prepare(self) -> None:
+        """Find the cuts of the scores as they are, and mask the weights."""
+        self._cuts.find()
+        self._masked.compute()
+
+    def update(self, gradients: tuple[Tensor, ...]) -> None:
+        """Update the scores by the gradients of the masked weights."""
+        gradients = tuple(
+            gradient if gradient.stride() == leaf.stride() else torch.empty_like(leaf).copy_(gradient)
+            for gradient, leaf in zip(gradients, self.leaves)
+        )
+        addresses = self._recorded
+        if self._learning_rate.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._gradients = gradients  # nothing may be written to the device now
+        else:
+            addresses = pointers(gradients)
+        self._step.run(addresses, self._learning_rate, self._settings.momentum, self._settings.weight_decay)
+
+    def recorded(self) -> None:
+        """Tell the graph where its gradients are."""
+        self._recorded.copy_(pointers(self._gradients))
+
+
+def momentum_buffers(session: Session) -> list[Tensor]:
+    """The momentum of every parameter, in its layout; zero where there is none yet, which changes no first step."""
+    found = []
+    for parameter in session.parameters:
+        state = session.optimizer.state[parameter]
+        laid_out = torch.zeros_like(parameter.detach())
+        if state.get("momentum_buffer") is not None:
+            laid_out.copy_(state["momentum_buffer"])
+        state["momentum_buffer"] = laid_out
+        found.append(laid_out)
+    return found
