@@ -1,0 +1,77 @@
+"""Batch norm over the whole batch of a distributed run, whichever ranks its examples are on.
+
+Statistics of each rank's part alone would make another function of the network, one that depends on the number of
+ranks; this one is that of a single process, up to the order of sums.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+_ORDINARY = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def share_batch_norms_(model: nn.Module, device: torch.device) -> None:
+    """Let the batch norms of a model normalise by the whole batch, in place."""
+    # The class is changed instead of the module, so that what others know of the module stays true.
+    for module in model.modules():
+        if type(module) not in _ORDINARY:
+            continue
+        if device.type == "cuda":
+            module.__class__ = nn.SyncBatchNorm
+            module.process_group = None  # type: ignore[assignment] # all ranks
+        else:
+            module.__class__ = _CpuSyncBatchNorm
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over all ranks; every rank's loss depends on it, so its gradient is the sum over all ranks too."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        total = local.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+
+class _CpuSyncBatchNorm(_BatchNorm):
+    """What torch's SyncBatchNorm, which only runs on GPUs, does; in plain operations."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(inputs)
+        values = inputs.float()
+        axes = [axis for axis in range(values.dim()) if axis != 1]
+        shape = [1, -1] + [1] * (values.dim() - 2)
+        local = torch.cat([values.sum(axes), values.new_tensor([values.numel() / values.shape[1]])])
+        *_, count = total = _sum(local)
+        mean = total[:-1] / count
+        centred = values - mean.view(shape)
+        variance = _sum(centred.square().sum(axes)) / count
+        self._track(mean.detach(), variance.detach() * (count / (count - 1)).detach())
+        outputs: Tensor = centred * (variance + self.eps).rsqrt().view(shape)
+        if self.weight is not None:
+            outputs = outputs * self.weight.view(shape) + self.bias.view(shape)
+        return outputs.to(inputs.dtype)
+
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        factor = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, factor)
+        self.running_var.lerp_(variance, factor)
+
+
+def _sum(local: Tensor) -> Tensor:
+    total: Tensor = _Sum.apply(local)  # type: ignore[no-untyped-call]
+    return total

@@ -1,0 +1,200 @@
+"""The ranks of a run that torchrun spreads over processes; a run in one process is one of one rank.
+
+After every step all ranks hold the same state, bit for bit: gradients are averaged, batch norm and the sums of the
+epoch are those of the whole batch, and everything else (weights, masks, randomization, the order of the data) is a
+function of seed and scores. So any rank could write the checkpoint, and a run can go on with another number of ranks.
+"""
+
+import inspect
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+
+from iterand import philox
+from iterand.data import Batch, Split
+from iterand.data.dataset import Random
+from iterand.errors import IterandError
+from iterand.training.batch_norm import share_batch_norms_
+from iterand.training.checkpoint import Checkpoint
+from iterand.training.digests import digests
+from iterand.training.farewell import farewell
+from iterand.training.interrupt import Interrupted
+
+TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits for another that hangs; one that ended is noticed at once."""
+
+Value = TypeVar("Value")
+
+
+@dataclass
+class Ranks:
+    """This process among those of a run."""
+
+    number: int = 0
+    count: int = 1
+    local: int = 0
+    """The number on this machine."""
+    _whole: int = field(default=0, repr=False)
+    _vote: tuple[Tensor, dist.Work] | None = field(default=None, repr=False)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes and talks."""
+        return self.number == 0
+
+    def device(self, chosen: torch.device) -> torch.device:
+        """This rank's own device of the chosen kind."""
+        if self.count == 1 or chosen.type != "cuda":
+            return chosen
+        if str(chosen) != "cuda":
+            raise ValueError(f"device is {str(chosen)!r}, but each rank takes a GPU of its own; use --device cuda")
+        here = torch.cuda.device_count()
+        if self.local >= here:
+            raise ValueError(f"this machine has {here} GPUs, but more ranks; start at most {here}, or use --device cpu")
+        own = torch.device("cuda", self.local)
+        torch.cuda.set_device(own)
+        return own
+
+    def parallel(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """What to call instead of the model in training: it computes the same, and averages gradients over the ranks.
+
+        The model's batch norms are changed in place to use the statistics of the whole batch.
+        """
+        if self.count == 1:
+            return model
+        share_batch_norms_(model, device)
+        # Buffers are the same on all ranks as it is, and there is one number a weight among them.
+        known = inspect.signature(DistributedDataParallel).parameters
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # the older name
+        options: dict[str, Any] = {buffers: False, "init_sync": False, "gradient_as_bucket_view": True}
+        return DistributedDataParallel(model, **options)
+
+    def batches(self, split: Split, order: Tensor, size: int, random: Random | None = None) -> Iterator[Batch]:
+        """This rank's part of every batch of ``size`` in this order; each example is in the part of one rank."""
+        if not len(order):
+            return
+        if self.count == 1:
+            yield from split.batches(order, size, random)
+            return
+        whole = torch.split(order, size)
+        smallest = min(map(len, whole))
+        if smallest < self.count:
+            raise ValueError(
+                f"an epoch has a batch of {smallest} examples, which {self.count} ranks cannot share; start fewer "
+                "ranks, raise training.batch_size, or set data.drop_last=true if it is the last one"
+            )
+        # A part has as many examples in every full batch and no more in a smaller last one: one size cuts them all.
+        parts = [torch.tensor_split(batch, self.count)[self.number] for batch in whole]
+        mine = split.batches(torch.cat(parts), len(parts[0]), random)
+        for batch, self._whole in zip(mine, map(len, whole)):
+            yield batch
+
+    def whole(self, part: int) -> int:
+        """How many examples the batch under way has, of which ``part`` are this rank's."""
+        return part if self.count == 1 else self._whole
+
+    def weighted(self, loss: Tensor, part: int) -> Tensor:
+        """A mean loss over this rank's part, such that the mean over ranks is that over all examples of the batch."""
+        even, whole = part * self.count, self.whole(part)
+        return loss if even == whole else loss * (even / whole)
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self.count > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def share_of(self, count: int) -> Tensor:
+        """The examples among ``count`` that this rank evaluates."""
+        return torch.tensor_split(torch.arange(count), self.count)[self.number]
+
+    def seed(self, seed: int, iteration: int) -> None:
+        """Begin an iteration: layers that draw by themselves draw other numbers on each rank, the same in any try."""
+        if self.count > 1:
+            low, high = philox.key(seed, f"rank {self.number} iteration {iteration}")
+            torch.manual_seed(high << 32 | low)
+
+    def any(self, asked: bool) -> bool:
+        """Whether any rank asked a step ago, so that all act in the same step and none waits for the answer."""
+        if self.count == 1:
+            return asked
+        before = self._vote
+        flag = torch.tensor([asked], dtype=torch.int32)
+        self._vote = flag, dist.all_reduce(flag, async_op=True)
+        if before is None:
+            return False
+        before[1].wait()
+        return bool(before[0])
+
+    def from_first(self, value: Value) -> Value:
+        """What the first rank has."""
+        if self.count == 1:
+            return value
+        held = [value]
+        dist.broadcast_object_list(held, 0, device=torch.device("cpu"))
+        return held[0]
+
+    def checkpoint_from_first(self, saved: Checkpoint | None) -> Checkpoint | None:
+        """The first rank's checkpoint, tensor by tensor: the others may not see its folder."""
+        if self.count == 1:
+            return saved
+        described = None
+        if saved is not None:
+            described = {name: (tensor.shape, tensor.dtype) for name, tensor in saved.tensors.items()}, saved.state
+        described = self.from_first(described)
+        if described is None:
+            return None
+        shapes, state = described
+        tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+        for name, tensor in tensors.items():
+            if saved is not None:
+                tensor.copy_(saved.tensors[name])
+            dist.broadcast(tensor, 0)
+        return Checkpoint(tensors, state)
+
+    def compare(self, model: nn.Module, when: str) -> None:
+        """Stop on all ranks if what a model holds is not the same on all of them."""
+        if self.count == 1:
+            return
+        names, mine = digests(model)
+        all_ranks = [torch.empty_like(mine) for _ in range(self.count)]
+        dist.all_gather(all_ranks, mine)
+        for place, name in enumerate(names):
+            others = [str(rank) for rank in range(self.count) if all_ranks[rank][place] != all_ranks[0][place]]
+            if others:
+                raise IterandError(
+                    f"{when} {name} differ between rank 0 and rank {', '.join(others)}; a device computes wrongly or "
+                    "the ranks run different software: mend that, and start anew with --fresh"
+                )
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def joined() -> Iterator[Ranks]:
+    """Join the other ranks, if torchrun started several; what goes wrong is raised as an error on one of them only."""
+    count = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    if count == 1:
+        yield ALONE
+        return
+    store, number, _ = next(iter(rendezvous("env://", timeout=TIMEOUT)))
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=TIMEOUT)
+    try:
+        yield Ranks(number, count, int(os.environ.get("LOCAL_RANK", "0")))
+    except Interrupted:
+        dist.destroy_process_group()
+        raise
+    except Exception as error:
+        raise farewell(store, number, count, error) from None
+    dist.destroy_process_group()
