@@ -1,17 +1,22 @@
 """``iterand train``, ``evaluate`` and ``recipes``."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
-from iterand.cli.console import ProgressObserver, out, print_json, progress_bar
+from iterand.cli.console import ProgressObserver, err, out, print_json, progress_bar
+from iterand.errors import IterandError
 from iterand.experiments.library import find_recipe, recipe_names
 from iterand.experiments.report.formatting import size
 from iterand.experiments.running import evaluate_run, run
 from iterand.training import recipe_file
+from iterand.training.distributed import Ranks, joined
 from iterand.training.environment import choose_device
+from iterand.training.farewell import AlreadySaid
 from iterand.training.folder import TICKET, RunFolder, default_path
 
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting.")]
@@ -29,14 +34,23 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew instead of going on.")] = False,
     json: Json = False,
 ) -> None:
-    """Train a network by a recipe. The same command again goes on where a broken run stopped."""
-    settled = recipe_file.override(find_recipe(recipe), settings or [])
-    where = RunFolder(folder or default_path(settled))
-    with progress_bar() as progress:
-        observer = ProgressObserver(progress, settled.name)
-        record = run(
-            settled, where, device=choose_device(device), data_dir=data_dir, fresh=fresh, observer=observer
-        )  # fmt: skip
+    """Train a network by a recipe. The same command again goes on where a broken run stopped.
+
+    On several GPUs or machines: torchrun --nproc-per-node N -m iterand train RECIPE.
+    """
+    with _joined() as ranks:
+        settled = recipe_file.override(find_recipe(recipe), settings or [])
+        where = RunFolder(folder or default_path(settled))
+        with progress_bar() as progress:
+            record = run(
+                settled,
+                where,
+                device=ranks.device(choose_device(device)),
+                data_dir=data_dir,
+                fresh=fresh,
+                observer=ProgressObserver(progress, settled.name) if ranks.first else None,
+                ranks=ranks,
+            )
     result = record["result"]
     if json:
         print_json({"run": str(where.path), "name": settled.name, "seed": settled.seed, **result})
@@ -48,6 +62,20 @@ def train(
         ticket, dense = result["ticket_bytes"], result["float32_bytes"]
         out.print(f"ticket         {size(ticket)} beside {size(dense)} as float32: {where.path / TICKET}")
     out.print(f"run            {where.path}", soft_wrap=True)
+
+
+@contextmanager
+def _joined() -> Iterator[Ranks]:
+    """Join the other ranks, if there are any; only the first one talks, unless another has the news."""
+    try:
+        with joined() as ranks:
+            out.quiet = err.quiet = not ranks.first
+            yield ranks
+    except AlreadySaid:
+        raise typer.Exit(1) from None
+    except (IterandError, ValueError, OSError):
+        err.quiet = False
+        raise
 
 
 def evaluate(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Generator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -19,8 +19,9 @@ from iterand.networks import build_network
 from iterand.randomization import randomize_
 from iterand.ticket import load_ticket, read_ticket, save_ticket
 from iterand.training import checkpoint, environment, recipe_file
+from iterand.training.distributed import ALONE, Ranks
 from iterand.training.execution import Execution, choose_step
-from iterand.training.folder import TICKET, RunFolder
+from iterand.training.folder import TICKET, FollowerFolder, RunFolder
 from iterand.training.imp import pruned_count
 from iterand.training.interrupt import StopRequest, stop_request
 from iterand.training.loop import Observer, Silent, steps_per_epoch, train
@@ -54,33 +55,37 @@ def run_steps(
     fresh: bool = False,
     observer: Observer | None = None,
     execution: Execution | None = None,
+    ranks: Ranks = ALONE,
 ) -> Generator[None, None, dict[str, Any]]:
     """The same step by step, so that several runs can take turns."""
+    folder = folder if ranks.first else FollowerFolder(folder.path)
     with environment.threads(recipe.training.threads), folder.opened(recipe, fresh=fresh):
-        record = folder.record()
+        record = ranks.from_first(folder.record())
         if record is not None:
             return record
-        surroundings = environment.describe(device)
+        surroundings = environment.describe(device, ranks.count)
         folder.start(recipe, surroundings)
         data = _load(recipe, device, data_dir)
-        session = _session(recipe, data, device)
-        saved = checkpoint.read(folder.path)
+        session = _session(recipe, data, device, ranks)
+        saved = ranks.checkpoint_from_first(folder.saved())
         if saved is not None:
             session.restore(saved)
         folder.start_log(session.metrics)
         step = choose_step(session, data, execution or Execution())
         yield from train(session, step, data, folder, observer or Silent(), request)
-        record = {
-            "format": RECORD_FORMAT,
-            "recipe": recipe_file.as_dict(recipe),
-            "result": _result(session, step.evaluate(data.test), data, folder),
-            "metrics": session.metrics,
-            "seconds": session.seconds,
-            "randomization_milliseconds": _randomization_milliseconds(session),
-            "environment": surroundings,
-        }
-        folder.finish(record)
-        return record
+        test = step.evaluate(data.test)
+        if ranks.first:
+            record = {
+                "format": RECORD_FORMAT,
+                "recipe": recipe_file.as_dict(recipe),
+                "result": _result(session, test, data, folder),
+                "metrics": session.metrics,
+                "seconds": session.seconds,
+                "randomization_milliseconds": _randomization_milliseconds(session),
+                "environment": surroundings,
+            }
+            folder.finish(record)
+        return cast(dict[str, Any], ranks.from_first(record))
 
 
 def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = None) -> dict[str, Any]:
@@ -115,9 +120,9 @@ def _load(recipe: Recipe, device: torch.device, data_dir: Path | None) -> Datase
     )
 
 
-def _session(recipe: Recipe, data: Dataset[Split], device: torch.device) -> Session:
+def _session(recipe: Recipe, data: Dataset[Split], device: torch.device, ranks: Ranks = ALONE) -> Session:
     network = build_network(**_network(recipe, data), seed=recipe.seed)
-    return Session(recipe, network, steps_per_epoch(recipe, data), device)
+    return Session(recipe, network, steps_per_epoch(recipe, data), device, ranks)
 
 
 def _network(recipe: Recipe, data: Dataset[Split]) -> dict[str, Any]:

@@ -39,8 +39,8 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def describe(device: torch.device) -> dict[str, Any]:
-    """What a reader of the results needs to know of the machine."""
+def describe(device: torch.device, world_size: int = 1) -> dict[str, Any]:
+    """What a reader of the results needs to know of the machine, and over how many ranks a run was spread."""
     hardware: dict[str, Any] = {"cpu": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     if device.type == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name(device)
@@ -51,6 +51,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "platform": platform.platform(),
         "device": str(device),
+        "world_size": world_size,
         "hardware": hardware,
         "command": " ".join(["iterand", *sys.argv[1:]]),
     }

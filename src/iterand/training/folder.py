@@ -12,6 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from iterand.errors import IterandError, RecipeError
 from iterand.files import atomic_write
 from iterand.training import checkpoint, recipe_file
+from iterand.training.checkpoint import Checkpoint
 from iterand.training.recipe import Recipe
 
 RECIPE = "recipe.toml"
@@ -77,6 +78,14 @@ class RunFolder:
         """Write the record of the whole run, one file that can be kept by itself; with it the run is complete."""
         atomic_write(self.path / RECORD, _json(record))
 
+    def save(self, state: Checkpoint) -> None:
+        """Write a checkpoint."""
+        checkpoint.write(self.path, state)
+
+    def saved(self) -> Checkpoint | None:
+        """The last checkpoint, if there is one."""
+        return checkpoint.read(self.path)
+
     def record(self) -> dict[str, Any] | None:
         """The record, if the run is complete."""
         return read_json(self.path / RECORD) if (self.path / RECORD).exists() else None
@@ -100,6 +109,38 @@ class RunFolder:
         for name in _OWN:
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.path / TENSORBOARD, ignore_errors=True)
+
+
+class FollowerFolder(RunFolder):
+    """The folder as every rank but the first has it: nothing is written, nothing is known."""
+
+    @contextmanager
+    def opened(self, recipe: Recipe, *, fresh: bool = False) -> Iterator[None]:
+        """Nothing."""
+        yield
+
+    def start(self, recipe: Recipe, environment: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def start_log(self, metrics: Iterable[dict[str, Any]]) -> None:
+        """Nothing."""
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def save(self, state: Checkpoint) -> None:
+        """Nothing."""
+
+    def saved(self) -> Checkpoint | None:
+        """None."""
+        return None
+
+    def record(self) -> dict[str, Any] | None:
+        """None."""
+        return None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from iterand import philox
 from iterand.data import Batch, Dataset, Split
 from iterand.errors import IterandError
-from iterand.training import checkpoint
 from iterand.training.folder import RunFolder
 from iterand.training.interrupt import Interrupted, StopRequest
 from iterand.training.learning_rate import learning_rate
@@ -53,33 +52,35 @@ def train(
     session: Session, step: Step, data: Dataset[Split], folder: RunFolder, observer: Observer, request: StopRequest
 ) -> Iterator[None]:
     """Train from wherever the session stands to the end, saving as it goes; each step is done when it is asked for."""
-    recipe = session.recipe
+    recipe, ranks = session.recipe, session.ranks
     saved_at = time.monotonic()
     started = saved_at - session.seconds
     while session.epoch < recipe.training.epochs:
         for batch in _begin_epoch(session, data.train):
             step.train(batch)
-            session.advance(len(batch.labels))
+            session.advance(ranks.whole(len(batch.labels)))
             session.seconds = time.monotonic() - started
             observer.step(session)
             due = time.monotonic() - saved_at > CHECKPOINT_SECONDS
-            if request.asked or (due and session.step < session.steps_per_epoch):
-                checkpoint.write(folder.path, session.capture())
+            stop = ranks.any(request.asked)
+            if stop or (due and session.step < session.steps_per_epoch):
+                folder.save(session.capture())
                 saved_at = time.monotonic()
-            if request.asked:
+            if stop:
                 raise Interrupted
             yield
+        ranks.compare(session.model, f"after epoch {session.epoch + 1}")
         metrics = _end_epoch(session, step.evaluate(data.validation))
         folder.log(metrics)
         observer.epoch(session, metrics)
         last = session.epoch == recipe.training.epochs
         if session.epoch == 1 or last or time.monotonic() - saved_at > CHECKPOINT_SECONDS:
-            checkpoint.write(folder.path, session.capture())
+            folder.save(session.capture())
             saved_at = time.monotonic()
 
 
 def _begin_epoch(session: Session, split: Split) -> Iterator[Batch]:
-    """Set the epoch's learning rate; give the batches that are left of it."""
+    """Set the epoch's learning rate; give this rank's part of the batches that are left of it."""
     recipe = session.recipe
     rate = learning_rate(recipe.learning_rate, session.epoch % recipe.phase_epochs, recipe.phase_epochs)
     session.set_learning_rate(rate)
@@ -87,7 +88,7 @@ def _begin_epoch(session: Session, split: Split) -> Iterator[Batch]:
     order = philox.permutation(len(split), philox.key(recipe.seed, "data order"), epoch)
     key = philox.key(recipe.seed, "augmentation")
     left = order[session.step * size : session.steps_per_epoch * size]
-    return split.batches(left, size, lambda index: philox.philox(index, epoch, key, philox.DATA))
+    return session.ranks.batches(split, left, size, lambda index: philox.philox(index, epoch, key, philox.DATA))
 
 
 def _end_epoch(session: Session, measured: dict[str, float]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from iterand.errors import CheckpointError
 from iterand.masking import masked_layers
 from iterand.training import recipe_file
 from iterand.training.checkpoint import Checkpoint
+from iterand.training.distributed import ALONE, Ranks
 from iterand.training.methods import Stepper, prepare
 from iterand.training.recipe import Recipe
 
@@ -17,15 +18,20 @@ from iterand.training.recipe import Recipe
 class Session:
     """A run between two steps: network, optimizer, steppers, place in the data, sums of the epoch so far."""
 
-    def __init__(self, recipe: Recipe, model: nn.Module, steps_per_epoch: int, device: torch.device) -> None:
+    def __init__(
+        self, recipe: Recipe, model: nn.Module, steps_per_epoch: int, device: torch.device, ranks: Ranks = ALONE
+    ) -> None:
         self.recipe = recipe
         self.device = device
+        self.ranks = ranks
         self.steps_per_epoch = steps_per_epoch
         model.to(device)
         if recipe.training.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         prepared = prepare(model, recipe, steps_per_epoch * recipe.training.epochs)
         self.model = model
+        self.parallel = ranks.parallel(model, device)
+        """What a step of training calls."""
         self.steppers: list[Stepper] = prepared.steppers
         self._prepare_epoch = prepared.begin_epoch
         self.constrain = prepared.constrain
@@ -67,9 +73,9 @@ class Session:
                 group["lr"] = rate
 
     def count(self, loss: torch.Tensor, correct: torch.Tensor, examples: int) -> None:
-        """Add a batch to the sums of the epoch, on the device."""
-        self.loss_sum += loss.detach().double() * examples
-        self.correct += correct
+        """Add a batch, or this rank's part of it, to the sums of the epoch, on the device."""
+        self.loss_sum += self.ranks.sum_(loss.detach().double() * examples)
+        self.correct += self.ranks.sum_(correct)
 
     def advance(self, examples: int) -> None:
         """A step is done: let the steppers follow, and go to the next."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from iterand.data import Batch, Split
+from iterand.training.distributed import ALONE, Ranks
 from iterand.training.outputs import correct_of, loss_of, outputs_of
 from iterand.training.recipe import Recipe
 from iterand.training.session import Session
@@ -33,28 +34,35 @@ class EagerStep:
 
     def train(self, batch: Batch) -> None:
         """Forward, backward, update; count loss and hits."""
-        session = self._session
+        session, ranks = self._session, self._session.ranks
+        ranks.seed(session.recipe.seed, session.epoch * session.steps_per_epoch + session.step)
         session.model.train()
         session.optimizer.zero_grad()
-        outputs = outputs_of(session.model, batch.inputs, session.recipe)
+        outputs = outputs_of(session.parallel, batch.inputs, session.recipe)
         loss = loss_of(outputs, batch.labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        ranks.weighted(loss, len(batch.labels)).backward()  # type: ignore[no-untyped-call]
         session.optimizer.step()
         session.constrain()
         session.count(loss, correct_of(outputs.detach(), batch.labels), len(batch.labels))
 
     def evaluate(self, split: Split) -> dict[str, float]:
         """Mean loss and accuracy in percent over one part of the data."""
-        return evaluate(self._session.model, split, self._session.recipe, self._session.device)
+        session = self._session
+        return evaluate(session.model, split, session.recipe, session.device, session.ranks)
 
 
-def evaluate(model: nn.Module, split: Split, recipe: Recipe, device: torch.device) -> dict[str, float]:
-    """Mean loss and accuracy in percent of any model."""
+def evaluate(
+    model: nn.Module, split: Split, recipe: Recipe, device: torch.device, ranks: Ranks = ALONE
+) -> dict[str, float]:
+    """Mean loss and accuracy in percent of any model; each rank takes its share of the examples."""
     model.eval()
     sums = Sums(device)
+    mine = ranks.share_of(len(split))
     with torch.no_grad():
-        for batch in split.batches(torch.arange(len(split)), EVALUATION_BATCH):
+        for batch in split.batches(mine, EVALUATION_BATCH) if len(mine) else ():
             sums.add(outputs_of(model, batch.inputs, recipe), batch.labels)
+    ranks.sum_(sums.loss)
+    ranks.sum_(sums.correct)
     return sums.means(len(split))
 
 
