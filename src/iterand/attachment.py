@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from iterand.parametrization import GlobalRanking, Mask
+from iterand.parametrization import Mask, Ranking
 from iterand.targets import Owner
 
-_RANKING = "_iterand_ranking"  # noted on a model that is ranked as a whole
+_RANKINGS = "_iterand_rankings"  # noted on a pruned model
 _ORDER = "_iterand_order"  # noted on a module: the order of its parameters, which folding restores
 
 
@@ -55,28 +55,29 @@ def _read_live(module: nn.Module) -> None:
         dynamic._init_flat_weights = dynamic._update_flat_weights = lambda self: None
 
 
-def cut_once_a_pass(root: nn.Module, ranking: GlobalRanking) -> None:
-    """Make a pass through the model find the cut of its global ranking once."""
+def cut_once_a_pass(root: nn.Module, rankings: list[Ranking]) -> None:
+    """Make a pass through the model find its cuts once."""
     # A class of its own, as parametrize does it: hooks would not be called after Ctrl-C in the middle of a pass.
     base = type(root)
 
     @functools.wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        own = cast(GlobalRanking, getattr(self, _RANKING))
-        around = own.begin()
+        own = cast(list[Ranking], getattr(self, _RANKINGS))
+        around = [ranking.begin() for ranking in own]
         try:
             return base.forward(self, *args, **kwargs)
         finally:
-            own.end(around)
+            for ranking, before in zip(own, around):
+                ranking.end(before)
 
-    setattr(root, _RANKING, ranking)
+    setattr(root, _RANKINGS, rankings)
     root.__class__ = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
 
 
 def cut_at_each_reading(root: nn.Module) -> None:
     """Undo ``cut_once_a_pass``, where it was done."""
-    if _RANKING in root.__dict__:
-        delattr(root, _RANKING)
+    if _RANKINGS in root.__dict__:
+        delattr(root, _RANKINGS)
         root.__class__ = type(root).__bases__[0]
 
 

@@ -32,6 +32,8 @@ class Distribution:
     """The value of level 1 for a layer of this fan-in; rounded to float32 before use."""
     support: tuple[int, ...] | None = None
     """All levels there are, where they are few: a ticket then names the level instead of the draw."""
+    kind: int | None = None
+    """What ``iterand.kernels.philox`` calls this way from bits to levels; none if it does not know it."""
 
     def values(self, words: Words, fan_in: int) -> Tensor:
         """Float32 weights for these words."""
@@ -72,6 +74,12 @@ def _normal_table(device: torch.device) -> Tensor:
     return torch.from_numpy(table).to(device)
 
 
+@lru_cache
+def normal_levels(device: torch.device) -> Tensor:
+    """The same in 32 bits, as kernels read it."""
+    return _normal_table(device).int()
+
+
 def _normal_levels(words: Words) -> Tensor:
     return _normal_table(words[0].device)[words[0] >> 16]
 
@@ -101,13 +109,17 @@ def distribution_names() -> list[str]:
 
 
 # KU of Section 5: uniform on ±sqrt(6 / fan_in).
-register_distribution(Distribution("kaiming_uniform", _uniform_levels, lambda fan: math.sqrt(6 / fan) / (1 << 24)))
-# SC of Section 5: ±sqrt(2 / fan_in) with equal chances.
-register_distribution(Distribution("signed_constant", _sign_levels, lambda fan: math.sqrt(2 / fan), support=(-1, 1)))
-# U[-1, 1] of Section 4.
-register_distribution(Distribution("uniform", _uniform_levels, lambda fan: 1 / (1 << 24)))
 register_distribution(
-    Distribution("kaiming_normal", _normal_levels, lambda fan: math.sqrt(2 / fan) / (1 << _NORMAL_BITS))
+    Distribution("kaiming_uniform", _uniform_levels, lambda fan: math.sqrt(6 / fan) / (1 << 24), kind=0)
+)
+# SC of Section 5: ±sqrt(2 / fan_in) with equal chances.
+register_distribution(
+    Distribution("signed_constant", _sign_levels, lambda fan: math.sqrt(2 / fan), support=(-1, 1), kind=1)
+)
+# U[-1, 1] of Section 4.
+register_distribution(Distribution("uniform", _uniform_levels, lambda fan: 1 / (1 << 24), kind=0))
+register_distribution(
+    Distribution("kaiming_normal", _normal_levels, lambda fan: math.sqrt(2 / fan) / (1 << _NORMAL_BITS), kind=2)
 )
 
 

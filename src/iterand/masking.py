@@ -115,10 +115,11 @@ def prune_(
     places = [place for place in targets.owners(root) if not any(map(place.matches, left_out))]
     for (group, _, _), mask, weight in zip(plan, masks, drawn):
         attachment.attach(group, mask, weight)
-    together.members = [mask for mask in masks if mask.ranking is together]
+    for rank in (by_layer, together):
+        rank.members = [mask for mask in masks if mask.ranking is rank]
     if together.members:
         set_sparsity_(root, 1.0)
-        attachment.cut_once_a_pass(root, together)
+    attachment.cut_once_a_pass(root, [rank for rank in (by_layer, together) if rank.members])
     if biases == "zero":
         freezing.freeze_biases_([place for place in places if place.kind == "bias" and id(place.module) in masked])
     if norms == "fixed":

@@ -8,7 +8,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -58,35 +58,11 @@ class _MaskedWeight(torch.autograd.Function):
         return None, gradient.float() * weight.float(), None, None
 
 
-class Ranking(Protocol):
-    """Which scores compete with which."""
+class Ranking:
+    """Which scores compete with which.
 
-    def cut(self, mask: "Mask") -> Cut:
-        """The cut of one masked tensor, for a forward pass."""
-        ...
-
-    def cuts(self, masks: Sequence["Mask"]) -> list[Cut]:
-        """The cuts of several under the present scores."""
-        ...
-
-
-class LayerRanking:
-    """Scores compete within their tensor (the paper's experiments)."""
-
-    def cut(self, mask: "Mask") -> Cut:
-        """The cut of this tensor's own scores."""
-        return selection.cut(mask.ranked(), mask.kept, mask.settings.name)
-
-    def cuts(self, masks: Sequence["Mask"]) -> list[Cut]:
-        """Each one's own."""
-        return [self.cut(mask) for mask in masks]
-
-
-class GlobalRanking:
-    """Scores compete across the whole network (the paper's text).
-
-    A forward pass of the pruned model finds the cut once, when it begins, and drops it when it ends, however it ends.
-    Any other reading of a tensor (a submodule called by itself, say) finds it anew: slower, never stale.
+    A forward pass of the pruned model may find all cuts at once when it begins, and drops them when it ends, however it
+    ends. Any other reading of a tensor (a submodule called by itself, say) finds its cut anew: slower, never stale.
     """
 
     def __init__(self) -> None:
@@ -94,42 +70,83 @@ class GlobalRanking:
         self._passes: dict[int, _Pass] = {}
 
     def cuts(self, masks: Sequence["Mask"]) -> list[Cut]:
-        """The cuts of these members, by the scores of all."""
-        kept = torch.stack([mask.kept for mask in self.members]).sum()
-        floors = [mask.floor_count for mask in self.members]
-        names = [mask.settings.name for mask in self.members]
-        found = selection.cut_together([mask.ranked() for mask in self.members], kept, floors, names)
-        return [found[self.members.index(mask)] for mask in masks]
+        """The cuts of these members under the present scores."""
+        raise NotImplementedError
+
+    def rivals(self, mask: "Mask") -> Sequence["Mask"]:
+        """All whose scores a member's cut depends on."""
+        raise NotImplementedError
 
     def cut(self, mask: "Mask") -> Cut:
         """The cut of one member: that of the pass under way, unless the pass itself has changed a score."""
         current = self._passes.get(_thread())
-        if current is None or current.versions != self._versions():
-            return self.cuts([mask])[0]
-        return current.cuts[self.members.index(mask)]
+        if current is not None:
+            place = self.members.index(mask)
+            if _versions(self.rivals(mask)) == current.versions[place]:
+                return current.cuts[place]
+        return self.cuts([mask])[0]
 
     def begin(self) -> "_Pass | None":
         """Begin a forward pass; gives the one around it, if any, to be handed to ``end``."""
         around = self._passes.get(_thread())
-        self._passes[_thread()] = _Pass(self._versions(), self.cuts(self.members))
+        versions = [_versions(self.rivals(mask)) for mask in self.members]
+        self._passes[_thread()] = _Pass(versions, self.cuts(self.members))
         return around
 
     def end(self, around: "_Pass | None") -> None:
         """End the pass that began last."""
         if around is None:
-            del self._passes[_thread()]
+            self._passes.pop(_thread(), None)
         else:
             self._passes[_thread()] = around
 
-    def _versions(self) -> list[int]:
-        if torch.compiler.is_compiling():
-            return []
-        return [0 if mask.score.is_inference() else mask.score._version for mask in self.members]
+
+class LayerRanking(Ranking):
+    """Scores compete within their tensor (the paper's experiments)."""
+
+    def cuts(self, masks: Sequence["Mask"]) -> list[Cut]:
+        """Each one's own."""
+        return _cut_layers(masks)
+
+    def rivals(self, mask: "Mask") -> Sequence["Mask"]:
+        """Only its own."""
+        return [mask]
+
+    def begin(self) -> "_Pass | None":
+        """Begin a forward pass; only on a GPU is it faster to find all cuts at once."""
+        return super().begin() if self.members[0].score.is_cuda else self._passes.get(_thread())
+
+
+class GlobalRanking(Ranking):
+    """Scores compete across the whole network (the paper's text)."""
+
+    def cuts(self, masks: Sequence["Mask"]) -> list[Cut]:
+        """The cuts of these members, by the scores of all."""
+        floors = [mask.floor_count for mask in self.members]
+        found = _cut_layers(self.members, together=True, floors=floors)
+        return [found[self.members.index(mask)] for mask in masks]
+
+    def rivals(self, mask: "Mask") -> Sequence["Mask"]:
+        """All members."""
+        return self.members
+
+
+def _cut_layers(masks: Sequence["Mask"], **options: Any) -> list[Cut]:
+    scores, kept = [mask.score for mask in masks], [mask.kept for mask in masks]
+    rank_by = masks[0].settings.rank_by  # one for all of a model
+    return selection.cut_layers(scores, kept, [mask.settings.name for mask in masks], rank_by=rank_by, **options)
+
+
+def _versions(masks: Sequence["Mask"]) -> list[int]:
+    if torch.compiler.is_compiling():
+        return []
+    return [0 if mask.score.is_inference() else mask.score._version for mask in masks]
 
 
 @dataclass(frozen=True)
 class _Pass:
-    versions: list[int]
+    versions: list[list[int]]
+    """Of the scores that each member's cut depends on."""
     cuts: list[Cut]
 
 
@@ -206,7 +223,7 @@ class Mask(nn.Module):
     @torch.no_grad()
     def weight(self) -> Tensor:
         """θ in float32, computed from the draws alone."""
-        draw = self.draw.view(-1)
+        draw = self.draw.reshape(-1)
         values = torch.empty(draw.numel(), dtype=torch.float32, device=draw.device)
         for part in philox.chunks(draw.numel(), draw.device):
             words = philox.philox(philox.indices(part, draw.device), draw[part], self.key)

@@ -1,14 +1,17 @@
 """Randomize (Section 3): redraw pruned weights, Eq. (2) and Eq. (3); and when to do it, Algorithm 3."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from iterand import philox
 from iterand.checks import share, whole
+from iterand.distributions import normal_levels
 from iterand.masking import MaskedLayer, require_masked_layers
-from iterand.parametrization import calculate_masks
+from iterand.parametrization import GlobalRanking, Ranking, calculate_masks
+from iterand.selection import on_device
 
 
 def check_rate(rate: float) -> float:
@@ -24,10 +27,23 @@ def randomize_(model: nn.Module, rate: float = 1.0) -> None:
     what changes is a function of seed, round and mask alone.
     """
     threshold = philox.coin_threshold(check_rate(rate))
-    layers = require_masked_layers(model)
-    masks = calculate_masks([layer.parametrization for layer in layers.values()])
-    for layer, mask in zip(layers.values(), masks):
-        _randomize_layer_(layer, mask, threshold)
+    layers = list(require_masked_layers(model).values())
+    for group in _ranked_alike(layers):
+        if _on_device(group):
+            _randomize_on_device_(group, threshold)
+        else:
+            masks = calculate_masks([layer.parametrization for layer in group])
+            for layer, mask in zip(group, masks):
+                _randomize_layer_(layer, mask, threshold)
+    for layer in layers:
+        layer.parametrization.add_round(threshold)
+
+
+def _ranked_alike(layers: Sequence[MaskedLayer]) -> list[list[MaskedLayer]]:
+    groups: dict[Ranking, list[MaskedLayer]] = {}
+    for layer in layers:
+        groups.setdefault(layer.parametrization.ranking, []).append(layer)
+    return list(groups.values())
 
 
 @torch.no_grad()
@@ -35,15 +51,51 @@ def _randomize_layer_(layer: MaskedLayer, mask: torch.Tensor, threshold: int) ->
     state = layer.parametrization
     number = state.rounds + 1
     key, distribution, fan_in = state.key, state.distribution, state.settings.fan_in
-    kept, draw = mask.view(-1), layer.draw.view(-1)
-    weight = layer.weight.reshape(-1).clone()  # in the order of the indices; the weights may lie in another
+    # In the order of the indices; the tensors may lie in another.
+    kept, draw, weight = mask.reshape(-1), layer.draw.reshape(-1).clone(), layer.weight.reshape(-1).clone()
     for part in philox.chunks(draw.numel(), draw.device):
         words = philox.philox(philox.indices(part, draw.device), number, key)
         redraw = philox.coins(words[1], threshold) & ~kept[part]
         draw[part] = torch.where(redraw, number, draw[part])
         weight[part] = torch.where(redraw, distribution.values(words, fan_in).to(weight.dtype), weight[part])
+    layer.draw.copy_(draw.view(layer.draw.shape))
     layer.weight.copy_(weight.view(layer.weight.shape))
-    state.add_round(threshold)
+
+
+def _on_device(layers: Sequence[MaskedLayer]) -> bool:
+    """Whether ``iterand.kernels`` can do it: everything float32 and in one order on a GPU, known distributions."""
+    return (
+        on_device([layer.score.detach() for layer in layers])
+        and all(layer.parametrization.distribution.kind is not None for layer in layers)
+        and all(layer.weight.dtype == torch.float32 for layer in layers)
+        and all(layer.score.stride() == layer.weight.stride() == layer.draw.stride() for layer in layers)
+    )
+
+
+@torch.no_grad()
+def _randomize_on_device_(layers: Sequence[MaskedLayer], threshold: int) -> None:
+    """All layers in one launch; the host does not wait, so scores that are NaN do not raise here."""
+    from iterand.kernels import cuts
+
+    masks = [layer.parametrization for layer in layers]
+    together = isinstance(masks[0].ranking, GlobalRanking)
+    found = cuts.selection(
+        [mask.score for mask in masks],
+        [mask.kept for mask in masks],
+        together=together,
+        floors=[mask.floor_count for mask in masks],
+        magnitude=masks[0].settings.rank_by == "magnitude",
+    )
+    found.find()
+    origins = [
+        (*mask.key, cast(int, mask.distribution.kind), mask.distribution.unit32(mask.settings.fan_in)) for mask in masks
+    ]
+    device = layers[0].weight.device
+    numbers = torch.tensor([mask.rounds + 1 for mask in masks], pin_memory=True).to(device, non_blocking=True)
+    redraw = cuts.redraw(
+        found, [layer.weight for layer in layers], [layer.draw for layer in layers], origins, normal_levels(device)
+    )
+    redraw.run(numbers, threshold)
 
 
 class IterativeRandomization:

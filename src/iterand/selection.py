@@ -8,6 +8,8 @@ in where scores are equal:
 so the number of kept weights is exact whatever the ties: the lower index wins.
 """
 
+import functools
+import importlib.util
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -84,6 +86,59 @@ def _cut_by_sort(scores: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
 def cut(scores: Tensor, kept: Tensor, name: str = "scores") -> Cut:
     """The cut that keeps ``kept`` (a whole number in a tensor) of the scores of one layer."""
     return Cut(*_cut(scores.detach().reshape(-1), kept, name))
+
+
+def cut_layers(
+    scores: Sequence[Tensor],
+    kept: Sequence[Tensor],
+    names: Sequence[str],
+    *,
+    together: bool = False,
+    floors: Sequence[int] = (),
+    rank_by: str = "score",
+) -> list[Cut]:
+    """The cuts of several layers: each ranked by itself, or all ``together`` with their floors."""
+    scores = [score.detach() for score in scores]
+    if scores and on_device(scores):
+        found = _cut_on_device(scores, kept, list(floors), together, rank_by == "magnitude")
+        return [Cut(*numbers) for numbers in zip(found[0].unbind(), found[1].unbind())]
+    ranked = [rank(score, rank_by) for score in scores]
+    if together:
+        return cut_together(ranked, torch.stack(list(kept)).sum(), floors, names)
+    return [cut(score, count, name) for score, count, name in zip(ranked, kept, names)]
+
+
+def on_device(scores: Sequence[Tensor]) -> bool:
+    """Whether ``iterand.kernels`` can rank these: float32 on a GPU, without gaps in memory."""
+    if not (scores[0].is_cuda and has_triton()):
+        return False
+    from iterand.kernels import cuts  # only where there is Triton
+
+    return cuts.supported(scores)
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether there is Triton, which the kernels are written in; it comes with torch for CUDA."""
+    return importlib.util.find_spec("triton") is not None
+
+
+@torch.library.custom_op("iterand::cut_on_device", mutates_args=())
+def _cut_on_device(
+    scores: Sequence[Tensor], kept: Sequence[Tensor], floors: Sequence[int], together: bool, magnitude: bool
+) -> tuple[Tensor, Tensor]:
+    from iterand.kernels import cuts
+
+    found = cuts.selection(scores, kept, together=together, floors=floors, magnitude=magnitude)
+    found.find()
+    return found.thresholds.clone(), found.lasts.clone()
+
+
+@_cut_on_device.register_fake
+def _(
+    scores: Sequence[Tensor], kept: Sequence[Tensor], floors: Sequence[int], together: bool, magnitude: bool
+) -> tuple[Tensor, Tensor]:
+    return scores[0].new_empty(len(scores)), kept[0].new_empty(len(scores))
 
 
 def cut_together(scores: Sequence[Tensor], kept: Tensor, floors: Sequence[int], names: Sequence[str]) -> list[Cut]:

@@ -1,16 +1,17 @@
 """The cuts of a model's layers on the device, whatever their ranking; what was made ready once is used again."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from iterand.kernels.layers import is_dense
+from iterand.kernels.randomization import Origin, Redraw
 from iterand.kernels.selection import Selection
 
-_REMEMBERED = 32  # sets of layers
+_REMEMBERED = 64  # sets of layers
 
 
 class FlooredSelection(Selection):
@@ -31,9 +32,6 @@ class FlooredSelection(Selection):
         both[1].copy_(torch.where(wider, own.lasts, both[1]))
 
 
-_known: OrderedDict[tuple[Any, ...], Selection] = OrderedDict()
-
-
 def supported(scores: Sequence[Tensor]) -> bool:
     """Whether kernels can rank these: float32 on one CUDA device, without gaps."""
     return all(
@@ -50,21 +48,42 @@ def selection(
     magnitude: bool = False,
 ) -> Selection:
     """The selection over these tensors; for the same places in memory it is the same one."""
-    key = (
-        together,
-        magnitude,
-        tuple(floors),
-        *((score.data_ptr(), score.numel(), score.stride()) for score in scores),
-        *(count.data_ptr() for count in kept),
-    )
-    found = _known.get(key)
-    if found is None:
+
+    def make() -> Selection:
         if together and any(floors):
-            found = FlooredSelection(scores, kept, floors, magnitude=magnitude)
-        else:
-            found = Selection(scores, kept, together=together, magnitude=magnitude)
-        _known[key] = found
+            return FlooredSelection(scores, kept, floors, magnitude=magnitude)
+        return Selection(scores, kept, together=together, magnitude=magnitude)
+
+    key = (together, magnitude, tuple(floors) if together else (), *_places(scores), *_places(kept))
+    return _remembered(key, make)
+
+
+def redraw(
+    selection: Selection,
+    weights: Sequence[Tensor],
+    draws: Sequence[Tensor],
+    origins: Sequence[Origin],
+    normal: Tensor,
+) -> Redraw:
+    """What redraws the weights that this selection prunes; for the same places in memory it is the same one."""
+    key = (id(selection), *origins, *_places(weights), *_places(draws))
+    return _remembered(key, lambda: Redraw(selection, weights, draws, origins, normal))
+
+
+Made = TypeVar("Made")
+_known: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+
+def _remembered(key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
+    """What was made for this key before, or now; kernels read addresses, so the key must say all of them."""
+    if key not in _known:
+        _known[key] = make()
         while len(_known) > _REMEMBERED:
             _known.popitem(last=False)
     _known.move_to_end(key)
-    return found
+    made: Made = _known[key]
+    return made
+
+
+def _places(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    return [(tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride()) for tensor in tensors]

@@ -54,7 +54,8 @@ class ScoreUpdate:
         _update[(layers.blocks,)](
             layers.owner, layers.table, self._selection.scores, self._weights, self._buffers, gradients,
             learning_rate, momentum, weight_decay,
-            BLOCK=BLOCK, HALF=self._half, DECAYS=weight_decay != 0, MOVES=momentum != 0, enable_fp_fusion=False,
+            BLOCK=BLOCK, HALF=self._half, MAGNITUDE=self._selection.magnitude, DECAYS=weight_decay != 0,
+            MOVES=momentum != 0, enable_fp_fusion=False,
         )  # fmt: skip
 
 
@@ -81,7 +82,7 @@ def _apply(
 def _update(
     owner: Any, table: Any, scores: Any, weights: Any, buffers: Any, gradients: Any, learning_rate: Any,
     momentum: Any, weight_decay: Any,
-    BLOCK: tl.constexpr, HALF: tl.constexpr, DECAYS: tl.constexpr, MOVES: tl.constexpr,
+    BLOCK: tl.constexpr, HALF: tl.constexpr, MAGNITUDE: tl.constexpr, DECAYS: tl.constexpr, MOVES: tl.constexpr,
 ):  # fmt: skip
     layer, position, exists = locate(owner, table, tl.program_id(0), BLOCK)
     if HALF:
@@ -92,6 +93,8 @@ def _update(
     at_score = floats(scores, layer) + position
     score = tl.load(at_score, mask=exists, other=0.0)
     step = gradient * tl.load(floats(weights, layer) + position, mask=exists, other=0.0)
+    if MAGNITUDE:  # what is ranked is |s|
+        step = step * tl.where(score > 0, 1.0, tl.where(score < 0, -1.0, 0.0))
     if DECAYS:
         step = tl.fma(score, tl.zeros_like(score) + weight_decay, step)
     if MOVES:

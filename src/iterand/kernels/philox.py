@@ -5,9 +5,6 @@ from typing import Any
 import triton
 import triton.language as tl
 
-KINDS = {"kaiming_uniform": 0, "uniform": 0, "signed_constant": 1, "kaiming_normal": 2}
-"""Distributions by the way their levels come from the bits; any other stays with torch."""
-
 
 @triton.jit
 def words(index: Any, draw: Any, key0: Any, key1: Any) -> Any:
@@ -34,7 +31,7 @@ def words(index: Any, draw: Any, key0: Any, key1: Any) -> Any:
 
 @triton.jit
 def value(word: Any, kind: Any, unit: Any, normal: Any) -> Any:
-    """level · unit, with the level that the word stands for."""
+    """level · unit, with the level that the word stands for; ``kind`` is that of the ``Distribution``."""
     if kind == 0:
         level = ((word >> 8) * 2).to(tl.int32) - 16777215
     elif kind == 1:

@@ -13,44 +13,49 @@ from iterand.kernels.layers import BLOCK, Layers, floats, index_of, locate, poin
 from iterand.kernels.philox import value, words
 from iterand.kernels.selection import Selection, keeps, ordered
 
-
-class Origin:
-    """Where weights come from: a key of the generator, a way to levels and a unit for every layer."""
-
-    def __init__(self, keys: Sequence[tuple[int, int]], kinds: Sequence[int], units: Sequence[float]) -> None:
-        self._rows = [(*key, kind, int(np.float32(unit).view(np.int32))) for key, kind, unit in zip(keys, kinds, units)]
-
-    def table(self, device: torch.device) -> Tensor:
-        """A row a layer, on the device."""
-        return torch.tensor(self._rows, dtype=torch.int64).to(device)
+Origin = tuple[int, int, int, float]
+"""Where a layer's weights come from: the two words of its key, the kind of its distribution, its unit."""
 
 
 class Redraw:
     """Redraws the pruned weights of several layers."""
 
     def __init__(
-        self, selection: Selection, weights: Sequence[Tensor], draws: Sequence[Tensor], origin: Origin, normal: Tensor
+        self,
+        selection: Selection,
+        weights: Sequence[Tensor],
+        draws: Sequence[Tensor],
+        origins: Sequence[Origin],
+        normal: Tensor,
     ) -> None:
         self._selection = selection
         self._weights, self._draws = pointers(weights), pointers(draws)
-        self._origin, self._normal = origin.table(selection.layers.device), normal
+        self._origins, self._normal = _table(origins, selection.layers.device), normal
 
     def run(self, numbers: Tensor, threshold: int) -> None:
         """One round, by the cuts as they are: its number for every layer, and how many words make a coin fall."""
         found, layers = self._selection, self._selection.layers
         _redraw[(layers.blocks,)](
-            layers.owner, layers.table, found.scores, self._weights, self._draws, self._origin, self._normal,
+            layers.owner, layers.table, found.scores, self._weights, self._draws, self._origins, self._normal,
             found.thresholds, found.lasts, numbers, threshold,
             BLOCK=BLOCK, MAGNITUDE=found.magnitude,
         )  # fmt: skip
 
 
-def regenerate(weights: Sequence[Tensor], draws: Sequence[Tensor], origin: Origin, normal: Tensor) -> None:
+def regenerate(
+    weights: Sequence[Tensor], draws: Sequence[Tensor], origins: Sequence[Origin], normal: Tensor
+) -> None:  # fmt: skip
     """Write weights as their draws say."""
     layers = Layers(weights)
     _regenerate[(layers.blocks,)](
-        layers.owner, layers.table, pointers(weights), pointers(draws), origin.table(layers.device), normal, BLOCK=BLOCK
-    )
+        layers.owner, layers.table, pointers(weights), pointers(draws), _table(origins, layers.device), normal,
+        BLOCK=BLOCK,
+    )  # fmt: skip
+
+
+def _table(origins: Sequence[Origin], device: torch.device) -> Tensor:
+    rows = [(*rest, int(np.float32(unit).view(np.int32))) for *rest, unit in origins]
+    return torch.tensor(rows, dtype=torch.int64).to(device)
 
 
 @triton.jit

@@ -1,10 +1,15 @@
 """How a run is executed: what makes it faster, and changes nothing but sums inside the network."""
 
+import logging
 from dataclasses import dataclass
 
 from iterand.data import Dataset, Split
+from iterand.data.sequences import TextSplit
+from iterand.selection import has_triton
 from iterand.training.session import Session
 from iterand.training.steps import EagerStep, Step
+
+logger = logging.getLogger("iterand")
 
 
 @dataclass(frozen=True)
@@ -16,5 +21,20 @@ class Execution:
 
 
 def choose_step(session: Session, data: Dataset[Split], execution: Execution) -> Step:
-    """The fastest way of doing a step that works here."""
+    """The fastest way of doing a step that works here; on a GPU, what is slower than it could be is said."""
+    if session.device.type != "cuda":
+        return EagerStep(session)
+    reason = None
+    if isinstance(data.train, TextSplit):
+        reason = "texts differ in length"
+    elif not has_triton():
+        reason = "Triton is not installed; pip install triton"
+    else:
+        from iterand.training.fused import FusedStep
+
+        try:
+            return FusedStep(session, compile=execution.compile, graph=execution.graph)
+        except NotImplementedError as error:
+            reason = str(error)
+    logger.warning("without fused steps, so slower than it could be: %s", reason)
     return EagerStep(session)
