@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from iterand import philox
+from iterand.data.boxes import resized_crop
 from iterand.data.images import ImageSplit
 from iterand.data.normalization import Normalizer
 from iterand.data.resampling import Resampler
-from iterand.data.views import crops, resized_crop, resized_crops, words_of
+from iterand.data.views import crops, resized_crops, words_of
 
 CPU = torch.device("cpu")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -1,4 +1,4 @@
-"""``iterand data``: which data sets are there, bring one, check one."""
+"""``iterand data``: which data sets are there, bring one, check one, pack one."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,11 +13,12 @@ from rich.table import Table
 from iterand.cli.console import err, out, print_json, progress_bar
 from iterand.data import catalog
 from iterand.data.location import VARIABLE, data_folder
+from iterand.data.packing import QUALITY, Scaling
 from iterand.data.sources import ARCHIVES
 from iterand.errors import DataError
 from iterand.experiments.report.formatting import size
 
-app = typer.Typer(no_args_is_help=True, help="The data sets: what is there, bring one, check one.")
+app = typer.Typer(no_args_is_help=True, help="The data sets: what is there, bring one, check one, pack one.")
 
 Name = Annotated[str | None, typer.Argument(help=f"One of {', '.join(catalog.DATASETS)}; all if left out.")]
 DataDir = Annotated[Path | None, typer.Option(help=f"Where data sets lie [${VARIABLE}, else ./data].")]
@@ -62,7 +63,7 @@ def check(name: Name = None, data_dir: DataDir = None, json: Json = False) -> No
     results: dict[str, dict[str, str | bool]] = {}
     for entry in [name] if name else [each for each in _names(None) if catalog.status(each, root).located]:
         try:
-            with _check_bar(entry) as advance:
+            with _images_bar(entry) as advance:
                 results[entry] = {"right": True, "found": catalog.check(entry, root, advance)}
         except DataError as error:
             results[entry] = {"right": False, "found": str(error)}
@@ -73,6 +74,31 @@ def check(name: Name = None, data_dir: DataDir = None, json: Json = False) -> No
         print_json({"data_dir": str(root), "sets": results})
     if not all(result["right"] for result in results.values()):
         raise typer.Exit(1)
+
+
+@app.command()
+def pack(
+    name: Annotated[str, typer.Argument(help="The data set; only one of many files can be packed.")] = "imagenet",
+    data_dir: DataDir = None,
+    short_side: Annotated[
+        int | None,
+        typer.Option(
+            help="Scale larger images to this short side: faster, but with other pixels; else files are packed as they are."
+        ),
+    ] = None,
+    quality: Annotated[int, typer.Option(help="JPEG quality of images that were scaled.")] = QUALITY,
+    json: Json = False,
+) -> None:
+    """Write the images of each part into one file, which is then used; what was begun is continued."""
+    scaling = None if short_side is None else Scaling(short_side, quality)
+    with _images_bar(name) as advance:
+        packs = catalog.pack(name, data_folder(data_dir), scaling, advance)
+    if json:
+        print_json({"packs": {part: {"path": str(path), "bytes": path.stat().st_size} for part, path in packs.items()}})
+        return
+    for part, path in packs.items():
+        told = f"{name} {part}: {path}, {size(path.stat().st_size)}"
+        out.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 def _names(name: str | None) -> list[str]:
@@ -100,7 +126,7 @@ def _download_bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
 
 
 @contextmanager
-def _check_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+def _images_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     with progress_bar() as progress:
         task = progress.add_task(label, total=None, note="")
         yield lambda done, total: progress.update(task, completed=done, total=total)

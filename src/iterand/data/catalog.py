@@ -9,16 +9,18 @@ import torch
 
 from iterand.data import cifar10, digits, imagenet, imdb
 from iterand.data.dataset import Dataset, Split
-from iterand.data.download import PART, Progress, download
+from iterand.data.download import Progress, download
 from iterand.data.location import Located, data_folder
 from iterand.data.options import AUGMENTATIONS, NORMALIZATIONS, Options
+from iterand.data.packing import Scaling
+from iterand.data.partial import PART
 from iterand.data.sources import ARCHIVES, by_hand, missing
 from iterand.errors import DataError
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set: how to find it, load it and check it, and which options it knows."""
+    """One data set: how to find it, load it, check it and pack it, and which options it knows."""
 
     title: str
     locate: Callable[[Path], Located | None]
@@ -26,6 +28,7 @@ class Entry:
     check: Callable[[Located, Callable[[int, int], None]], str]
     augmentations: tuple[str, ...] = ("none",)
     normalizations: tuple[str, ...] = ("default",)
+    pack: Callable[[Located, Scaling | None, Callable[[int, int], None]], dict[str, Path]] | None = None
 
 
 DATASETS = {
@@ -45,6 +48,7 @@ DATASETS = {
         imagenet.check,
         ("none", "resized_crop"),
         NORMALIZATIONS,
+        imagenet.pack,
     ),
     "imdb": Entry("IMDB, 50,000 film reviews", imdb.locate, imdb.load, imdb.check),
 }
@@ -78,10 +82,15 @@ def load_data(
     augmentation: str = "none",
     normalization: str = "default",
     limit: int | None = None,
+    workers: int | None = None,
 ) -> Dataset[Split]:
-    """The data set of this name, for this device; ``limit`` is how many examples of each part to use at most."""
+    """The data set of this name, for this device; ``limit`` is how many examples of each part to use at most.
+
+    ``workers`` processes decode images, or with 0 threads of this one; by default as many as $ITERAND_WORKERS says,
+    else as there are processors, once there is enough to do.
+    """
     entry = find(name)
-    options = Options(augmentation, normalization, limit)
+    options = Options(augmentation, normalization, limit, workers)
     options.fit(name, entry.augmentations, entry.normalizations)
     return entry.load(_located(name, data_folder(data_dir)), device, options)
 
@@ -111,6 +120,15 @@ def fetch(name: str, root: Path, progress: Progress) -> Path:
 def check(name: str, root: Path, progress: Callable[[int, int], None]) -> str:
     """Verify what is there of a data set, down to its last byte; what was found is the answer."""
     return find(name).check(_located(name, root), progress)
+
+
+def pack(name: str, root: Path, scaling: Scaling | None, progress: Callable[[int, int], None]) -> dict[str, Path]:
+    """Write a data set of many files into few; the answer is where each part lies, also if it was there before."""
+    entry = find(name)
+    if entry.pack is None:
+        packable = ", ".join(other for other, its in DATASETS.items() if its.pack)
+        raise ValueError(f"{name} cannot be packed, since it is loaded as a whole; what can be is {packable}")
+    return entry.pack(_located(name, root), scaling, progress)
 
 
 def _located(name: str, root: Path) -> Located:

@@ -1,6 +1,7 @@
-"""From the bytes of an image file to pixels of one size."""
+"""From the bytes of image files to pixels of one size."""
 
 import io
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from iterand.data.views import resized_crop
+from iterand.data.boxes import resized_crop
+from iterand.data.contents import Content, Stretch, read
 
 GRAY = (124, 116, 104)
 """The mean colour of ImageNet: what stands in for an image that cannot be decoded."""
@@ -17,6 +19,19 @@ SIZE = 224
 _SHORT_SIDE = 256
 
 Pixels = NDArray[np.uint8]
+Words = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Images to decode together, with the random words of each, [images, words], if they are to be augmented."""
+
+    contents: Sequence[Content]
+    words: Words | None
+
+    def part(self, start: int, stop: int) -> "Task":
+        """Some of the images."""
+        return Task(self.contents[start:stop], None if self.words is None else self.words[start:stop])
 
 
 @dataclass(frozen=True)
@@ -31,10 +46,24 @@ def decode(content: bytes, words: Sequence[int] | None) -> Decoded:
     """A random resized crop by the words of the example; without words the middle."""
     try:
         with Image.open(io.BytesIO(content)) as file:
-            image = file.convert("RGB")
+            image = file if file.mode == "RGB" else file.convert("RGB")
+            image.load()
     except Exception as error:  # a damaged file can raise anything
-        return Decoded(np.full((SIZE, SIZE, 3), GRAY, np.uint8), str(error) or type(error).__name__)
-    return Decoded(np.array(_middle(image) if words is None else _resized_crop(image, words)))
+        return _gray(str(error) or type(error).__name__)
+    return Decoded(np.asarray(_middle(image) if words is None else _resized_crop(image, words)))
+
+
+def decode_part(task: Task, index: int) -> Decoded:
+    """Read and decode one image of a task."""
+    content = task.contents[index]
+    found = read(content)
+    if isinstance(content, Stretch) and zlib.crc32(found) != content.checksum:
+        return _gray("its bytes are not those that were packed")
+    return decode(found, None if task.words is None else task.words[index].tolist())
+
+
+def _gray(problem: str) -> Decoded:
+    return Decoded(np.full((SIZE, SIZE, 3), GRAY, np.uint8), problem)
 
 
 def _resized_crop(image: Image.Image, words: Sequence[int]) -> Image.Image:

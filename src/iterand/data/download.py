@@ -1,8 +1,5 @@
 """Download a file so that a broken download goes on where it stopped, and only a right one gets its name."""
 
-import contextlib
-import errno
-import fcntl
 import hashlib
 import http.client
 import os
@@ -11,18 +8,18 @@ import shutil
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from iterand.data.partial import PART, only_one, unwritable
 from iterand.data.sources import Archive
 from iterand.errors import DataError
 
 Progress = Callable[[int, int | None], None]
 """Told how many bytes are there, and of how many if the server says so."""
 
-PART = ".part"
 _CHUNK = 1 << 18
 _TIMEOUT = 30.0
 _TRIES = 3  # connections that break without having brought anything
@@ -35,7 +32,7 @@ def download(archive: Archive, folder: Path, progress: Progress) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            with part.open("ab") as file, _only_one(file, part):
+            with part.open("ab") as file, only_one(file, part, "downloaded"):
                 if path.exists():  # another process has just brought it
                     return path
                 _fill(file, archive, path, progress)
@@ -46,9 +43,7 @@ def download(archive: Archive, folder: Path, progress: Progress) -> Path:
         elif md5(path) != archive.md5:
             raise DataError(f"{path} has another MD5 than the published {archive.md5}; remove it and fetch it again")
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DataError(f"the disk is full while writing {part}; make room, and the same command goes on") from None
-        raise DataError(f"cannot write {part}: {error.strerror or error}") from None
+        raise unwritable(part, error) from None
     return path
 
 
@@ -146,18 +141,3 @@ def _check_room(path: Path, total: int | None, have: int) -> None:
             f"{path} needs {(total - have) / 1e6:.0f} MB more, but only {free / 1e6:.0f} MB are free there; "
             "make room, or choose another --data-dir"
         )
-
-
-@contextlib.contextmanager
-def _only_one(file: IO[bytes], part: Path) -> Iterator[None]:
-    """Keep a second download of the same file away; the lock goes with the process, however it ends."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise DataError(f"{part} is being downloaded by another process; wait for it") from None
-    try:
-        yield
-    except DataError:
-        if not os.fstat(file.fileno()).st_size:
-            part.unlink(missing_ok=True)
-        raise

@@ -1,16 +1,52 @@
 """Images sorted into class folders: which files there are, and what they show."""
 
+import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from iterand.data.archives import unreadable
+from iterand.data.contents import Content
 from iterand.errors import DataError
 
 _ENDINGS = (".jpeg", ".jpg", ".png")
+
+
+class Images(Protocol):
+    """Images with their labels, which count the classes; sorted by class and name."""
+
+    @property
+    def root(self) -> Path:
+        """The folder or file they lie in."""
+        ...
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What the labels stand for."""
+        ...
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Their names."""
+        ...
+
+    @property
+    def labels(self) -> Tensor:
+        """The class of each."""
+        ...
+
+    def path(self, index: int) -> Path:
+        """What to call an image."""
+        ...
+
+    def contents(self, index: Tensor) -> Sequence[Content]:
+        """Where to read some of them."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -26,6 +62,25 @@ class ClassFolders:
         """Where an image lies."""
         return self.root / self.classes[int(self.labels[index])] / self.files[index]
 
+    def contents(self, index: Tensor) -> list[str]:
+        """The files of some images."""
+        return [f"{self.root}/{name}" for name in self._names(index)]
+
+    def digest(self) -> str:
+        """A digest of all names and sizes: equal if two trees hold the same files."""
+        found = hashlib.sha256()
+        try:
+            for name in self._names(torch.arange(len(self.files))):
+                size = os.stat(f"{self.root}/{name}").st_size  # noqa: PTH116 - a million paths stay strings
+                found.update(os.fsencode(f"{name}\0{size}\n"))
+        except OSError as error:
+            raise unreadable(self.root, error) from None
+        return found.hexdigest()
+
+    def _names(self, index: Tensor) -> list[str]:
+        labels = self.labels[index].tolist()
+        return [f"{self.classes[label]}/{self.files[place]}" for label, place in zip(labels, index.tolist())]
+
 
 def scan(root: Path) -> ClassFolders:
     """Find all images; a class without any is an error."""
@@ -40,7 +95,7 @@ def scan(root: Path) -> ClassFolders:
     return ClassFolders(root, classes, tuple(name for names in files for name in names), labels)
 
 
-def same_classes(train: ClassFolders, test: ClassFolders) -> None:
+def same_classes(train: Images, test: Images) -> None:
     """Refuse two trees whose class folders differ, since their labels would not mean the same."""
     for one, other in ((train, test), (test, train)):
         absent = sorted(set(one.classes) - set(other.classes))

@@ -1,52 +1,48 @@
 """ImageNet, or any tree train/CLASS/*.JPEG and val/CLASS/*.JPEG: read, decoded and augmented as it is used."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from iterand.data.archives import unreadable
+from iterand.data import trees
 from iterand.data.dataset import Batch, Dataset, Random
-from iterand.data.decoding import SIZE, Decoded, decode
-from iterand.data.folders import ClassFolders, same_classes, scan
+from iterand.data.decoders import decoded
+from iterand.data.decoding import Pixels, Task
+from iterand.data.folders import Images
 from iterand.data.location import Located
 from iterand.data.normalization import Normalizer
 from iterand.data.options import Options
+from iterand.data.packing import Scaling
 from iterand.data.parts import fixed_order, limited
-from iterand.data.prefetch import default_workers, prefetched
+from iterand.data.trees import DataWarning
 from iterand.data.views import words_of
 from iterand.errors import DataError
 
-Task = tuple[Path, Sequence[int] | None]
-"""A file, and the random words of its example if it is to be augmented."""
-
-_AHEAD = 2  # batches decoded before they are asked for
 _CHECKED_TOGETHER = 64
 
 
-class DataWarning(UserWarning):
-    """Something is wrong with the data, but the run can go on."""
-
-
 def locate(root: Path) -> Located | None:
-    """A tree in the subfolder ``imagenet``, or the folder itself if it is one."""
+    """A tree, or packs of one, in the subfolder ``imagenet``, or the folder itself if it is one."""
     for folder in (root / "imagenet", root):
-        if (folder / "train").is_dir() and (folder / "val").is_dir():
-            return Located(root, folder, "class folders")
+        layout = trees.layout(folder)
+        if layout is not None:
+            return Located(root, folder, layout)
     return None
 
 
 def load(located: Located, device: torch.device, options: Options) -> Dataset["FolderSplit"]:
     """``train`` split 99 : 1 for training and validation, the same way in all runs; ``val`` is the test part."""
-    train, test = _scan(located)
+    train, test = trees.open_tree(located.path)
     order = fixed_order(len(train.files))
     held_out = max(1, round(len(order) / 100))
     normalize = Normalizer("imagenet" if options.normalization == "default" else options.normalization, device)
 
-    def part(images: ClassFolders, chosen: Tensor) -> FolderSplit:
-        return FolderSplit(images, limited(chosen, options.limit), normalize, device, options.augmentation != "none")
+    def part(images: Images, chosen: Tensor) -> FolderSplit:
+        return FolderSplit(images, limited(chosen, options.limit), normalize, device, options)
 
     return Dataset(
         train=part(train, order[held_out:]),
@@ -58,27 +54,33 @@ def load(located: Located, device: torch.device, options: Options) -> Dataset["F
 
 def check(located: Located, progress: Callable[[int, int], None]) -> str:
     """Decode every image."""
-    parts = _scan(located)
+    parts = trees.open_tree(located.path)
     total, done, corrupt = sum(len(part.files) for part in parts), 0, []
     for part in parts:
-        items = [(part.path(index), None) for index in range(len(part.files))]
-        groups = [items[start : start + _CHECKED_TOGETHER] for start in range(0, len(items), _CHECKED_TOGETHER)]
-        found = prefetched(_read, groups, workers=default_workers(), ahead=_AHEAD)
-        for group, results in zip(groups, found):
-            corrupt += [path for (path, _), result in zip(group, results) if result.problem]
+        groups = torch.split(torch.arange(len(part.files)), _CHECKED_TOGETHER)
+        tasks = (Task(part.contents(group), None) for group in groups)
+        found = decoded(tasks, size=_CHECKED_TOGETHER, images=len(part.files))
+        for group, (_, problems) in zip(groups, found):
+            corrupt += [part.path(int(group[place])) for place in sorted(problems)]
             done += len(group)
             progress(done, total)
     if corrupt:
         named = ", ".join(map(str, corrupt[:5])) + (", ..." if len(corrupt) > 5 else "")
         raise DataError(f"{len(corrupt)} of {total:,} images cannot be decoded: {named}; replace or remove them")
-    return f"{total:,} images of {len(parts[0].classes):,} classes, all can be decoded"
+    packs = " and ".join(part.root.name for part in parts if part.root.is_file())
+    return f"{total:,} images of {len(parts[0].classes):,} classes, all can be decoded" + (packs and f" (from {packs})")
+
+
+def pack(located: Located, scaling: Scaling | None, progress: Callable[[int, int], None]) -> dict[str, Path]:
+    """Write the files of each part into one."""
+    return trees.pack_tree(located.path, scaling, progress)
 
 
 class FolderSplit:
-    """Images by their files; an image that cannot be decoded is gray, and named in a warning."""
+    """Images that are decoded as they are used; one that cannot be is gray, and named in a warning."""
 
     def __init__(
-        self, images: ClassFolders, chosen: Tensor, normalize: Normalizer, device: torch.device, augmented: bool
+        self, images: Images, chosen: Tensor, normalize: Normalizer, device: torch.device, options: Options
     ) -> None:
         self.corrupt: dict[Path, str] = {}
         """What could not be decoded so far, and why."""
@@ -86,7 +88,8 @@ class FolderSplit:
         self._chosen = chosen
         self._normalize = normalize
         self._device = device
-        self._augmented = augmented
+        self._augmented = options.augmentation != "none"
+        self._workers = options.workers
 
     def __len__(self) -> int:
         return len(self._chosen)
@@ -94,45 +97,34 @@ class FolderSplit:
     def batches(self, order: Tensor, size: int, random: Random | None = None) -> Iterator[Batch]:
         """Batches of normalised float32 images, decoded in the background."""
         groups = torch.split(order.cpu(), size)
-        tasks = (self._tasks(index, random) for index in groups)
-        for index, results in zip(groups, prefetched(_read, tasks, workers=default_workers(), ahead=_AHEAD)):
-            chosen = self._chosen[index]
-            self._report(chosen, results)
-            pinned = self._device.type == "cuda"
-            pixels = torch.empty(len(results), SIZE, SIZE, 3, dtype=torch.uint8, pin_memory=pinned)
-            torch.stack([torch.from_numpy(result.pixels) for result in results], out=pixels)
-            labels = self._images.labels[chosen].to(self._device, non_blocking=True)
-            images = pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2)
-            yield Batch((self._normalize(images),), labels)
+        tasks = (self._task(index, random) for index in groups)
+        most = max(1, min(size, len(order)))
+        with closing(decoded(tasks, size=most, images=len(order), workers=self._workers)) as results:
+            for index, (pixels, problems) in zip(groups, results):
+                chosen = self._chosen[index]
+                self._report(chosen, problems)
+                labels = self._images.labels[chosen].to(self._device, non_blocking=True)
+                yield Batch((self._normalize(self._moved(pixels)),), labels)
 
-    def _tasks(self, index: Tensor, random: Random | None) -> list[Task]:
-        paths = [self._images.path(chosen) for chosen in self._chosen[index].tolist()]
-        if random is None or not self._augmented:
-            return [(path, None) for path in paths]
-        return list(zip(paths, words_of(index, random).tolist()))
+    def _task(self, index: Tensor, random: Random | None) -> Task:
+        words = words_of(index, random).numpy() if random is not None and self._augmented else None
+        return Task(self._images.contents(self._chosen[index]), words)
 
-    def _report(self, chosen: Tensor, results: list[Decoded]) -> None:
-        for index, result in zip(chosen.tolist(), results):
-            if result.problem and (path := self._images.path(index)) not in self.corrupt:
-                self.corrupt[path] = result.problem
+    def _moved(self, pixels: Pixels) -> Tensor:
+        """Pixels on the device, channels first; through memory the device can copy from while the processor goes on."""
+        images = torch.from_numpy(pixels)
+        if self._device.type == "cuda":
+            images = images.pin_memory()
+        return images.to(self._device, non_blocking=True).permute(0, 3, 1, 2)
+
+    def _report(self, chosen: Tensor, problems: dict[int, str]) -> None:
+        for place, problem in sorted(problems.items()):
+            path = self._images.path(int(chosen[place]))
+            if path not in self.corrupt:
+                self.corrupt[path] = problem
                 warnings.warn(
-                    f"cannot decode {path} ({result.problem}); a gray image stands in its place, as for "
+                    f"cannot decode {path} ({problem}); a gray image stands in its place, as for "
                     f"{len(self.corrupt)} of {len(self):,} so far",
                     DataWarning,
                     stacklevel=3,
                 )
-
-
-def _read(task: Task) -> Decoded:
-    path, words = task
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error) from None
-    return decode(content, words)
-
-
-def _scan(located: Located) -> tuple[ClassFolders, ClassFolders]:
-    train, test = scan(located.path / "train"), scan(located.path / "val")
-    same_classes(train, test)
-    return train, test

@@ -1,6 +1,5 @@
 """Work on the next groups in the background while one is used."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,8 +14,8 @@ def prefetched(
 ) -> Iterator[list[Result]]:
     """The results of each group, in order; at most ``ahead`` groups are begun before they are asked for.
 
-    Threads, since what they are for (reading and decoding) leaves the interpreter alone. If the reader stops early or
-    work fails, what has not begun is dropped.
+    Threads, since what they are for (reading and decoding) mostly leaves the interpreter alone. If the reader stops
+    early or work fails, what has not begun is dropped.
     """
     waiting: deque[list[Future[Result]]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="iterand-data")
@@ -29,8 +28,3 @@ def prefetched(
             yield [future.result() for future in waiting.popleft()]
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def default_workers() -> int:
-    """As many threads as this process may use processors."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
