@@ -71,7 +71,8 @@ def write_pack(path: Path, images: ClassFolders, header: Header, scaling: Scalin
     """Write the pack beside its place and rename it; a ``.part`` file of the same images and settings is continued."""
     part = path.with_name(path.name + PART)
     try:
-        with part.open("a+b") as file, only_one(file, part, "packed"):
+        part.touch()
+        with part.open("r+b") as file, only_one(file, part, "packed"):
             records = _continued(file, header, progress)
             for content in _contents(images, len(records), scaling):
                 checksum = zlib.crc32(content)
@@ -100,7 +101,8 @@ def _continued(file: BinaryIO, header: Header, progress: Progress) -> list[tuple
     except ValueError:
         found, start = None, b""
     if found != header:
-        file.truncate(0)
+        file.seek(0)
+        file.truncate()
         file.write(header.to_bytes())
         return records
     end = len(start)
@@ -115,8 +117,8 @@ def _continued(file: BinaryIO, header: Header, progress: Progress) -> list[tuple
         records.append((end + RECORD.size, length, checksum))
         end += RECORD.size + length
         progress(len(records), header.images)
-    file.truncate(end)
     file.seek(end)
+    file.truncate()
     return records
 
 
