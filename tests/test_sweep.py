@@ -9,8 +9,8 @@ from iterand.cli import reproduce
 from iterand.cli.main import app
 from iterand.experiments import sweep
 from iterand.experiments.catalog import experiment_names, find_experiment
-from iterand.experiments.local import Event
 from iterand.experiments.sweep import Sweep, distinct_runs, only
+from iterand.experiments.task import Event
 
 
 def record(task, accuracy):

@@ -7,10 +7,11 @@ import iterand
 from iterand.data import load_data
 from iterand.errors import CheckpointError, IterandError
 from iterand.experiments.running import _session, evaluate_run, run
-from iterand.training import checkpoint, loop, recipe_file, steps
+from iterand.training import checkpoint, loop, recipe_file
 from iterand.training.folder import RunFolder, default_path
 from iterand.training.methods import prepare
 from iterand.training.recipe import Recipe
+from iterand.training.steps import evaluate
 
 CPU = torch.device("cpu")
 
@@ -176,7 +177,7 @@ def test_evaluation_is_a_plain_mean():
             logits = model(image[None])[0].double()
             right += int(logits.argmax()) == int(label)
             total += float(logits.logsumexp(0) - logits[label])
-    measured = steps.evaluate(model, data.test, recipe, torch.device("cpu"))
+    measured = evaluate(model, data.test, recipe, torch.device("cpu"))()
     assert measured["accuracy"] == pytest.approx(100 * right / 400)
     assert measured["loss"] == pytest.approx(total / 400, rel=1e-5)
 

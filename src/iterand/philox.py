@@ -72,9 +72,9 @@ def indices(part: slice, device: torch.device | str | None = None) -> Tensor:
     return torch.arange(part.start, part.stop, device=device)
 
 
-def permutation(count: int, key: Key, draw: int) -> Tensor:
-    """A random order of ``range(count)``, on the CPU."""
-    high, low, *_ = philox(torch.arange(count), draw, key, DATA)
+def permutation(count: int, key: Key, draw: int, device: torch.device | str | None = None) -> Tensor:
+    """A random order of ``range(count)``."""
+    high, low, *_ = philox(torch.arange(count, device=device), draw, key, DATA)
     return torch.argsort(high << 31 | low >> 1, stable=True)
 
 

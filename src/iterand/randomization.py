@@ -64,11 +64,15 @@ def _randomize_layer_(layer: MaskedLayer, mask: torch.Tensor, threshold: int) ->
 
 def _on_device(layers: Sequence[MaskedLayer]) -> bool:
     """Whether ``iterand.kernels`` can do it: everything float32 and in one order on a GPU, known distributions."""
-    return (
-        on_device([layer.score.detach() for layer in layers])
-        and all(layer.parametrization.distribution.kind is not None for layer in layers)
-        and all(layer.weight.dtype == torch.float32 for layer in layers)
-        and all(layer.score.stride() == layer.weight.stride() == layer.draw.stride() for layer in layers)
+    if not on_device([layer.score.detach() for layer in layers]):
+        return False
+    from iterand.kernels.layers import same_order
+
+    return all(
+        layer.parametrization.distribution.kind is not None
+        and layer.weight.dtype == torch.float32
+        and same_order(layer.score, layer.weight, layer.draw)
+        for layer in layers
     )
 
 

@@ -11,7 +11,7 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from iterand.cli.console import err, progress_bar
-from iterand.experiments.local import Event, Task
+from iterand.experiments.task import Event, Task
 
 _STATES = ("pending", "running", "done", "failed")
 _STATE_AFTER = {"started": "running", "progress": "running", "done": "done", "failed": "failed"}
@@ -48,7 +48,8 @@ class RunsTable:
             self.bars[event.task] = self.progress.add_task(event.task.label, total=None, note=note)
         elif event.kind == "progress":
             value = event.value
-            bar = {"total": value["total"], "completed": value["done"], "note": f"loss {value['loss']:.3f}"}
+            note = f"loss {value['loss']:.3f}" if "loss" in value else ""
+            bar = {"total": value["total"], "completed": value["done"], "note": note}
             self.progress.update(self.bars[event.task], **bar)
         else:
             self._remove_bar(event.task)

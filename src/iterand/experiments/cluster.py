@@ -13,18 +13,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from iterand.data.location import data_folder
 from iterand.errors import IterandError, MissingExtraError
-from iterand.experiments.local import Event, Task, _Reporter
+from iterand.experiments.local import Reporter
 from iterand.experiments.running import run
+from iterand.experiments.task import Event, Task
 from iterand.training.environment import choose_device
 from iterand.training.folder import RunFolder
-from iterand.training.interrupt import Interrupted
+from iterand.training.interrupt import Interrupted, StopRequest, stop_request
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -47,19 +47,29 @@ def connected(address: str | None, jobs: int | None = None) -> Iterator["Cluster
         raise MissingExtraError("ray", "running on a cluster (--engine ray)", "ray")
     import ray
 
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     with ExitStack() as cleanup:
         cleanup.callback(ray.shutdown)
-        if address is None:
-            ray.init("local", num_cpus=jobs, include_dashboard=False, object_store_memory=_STORE_BYTES, **quiet)
-        else:
-            _check_address(address)
-            try:
-                ray.init(address, **quiet)
-            except (OSError, RuntimeError, ValueError) as error:
-                raise IterandError(_no_cluster(address, error)) from error
-        yield Cluster(ray.cluster_resources().get("GPU", 0.0), cleanup)
+        with stop_request() as request:  # a Ray that is interrupted while it starts leaves processes behind
+            _start(address, jobs)
+        if request.asked:
+            raise Interrupted
+        # Anew, since Ray has put its own handler of signals in place.
+        yield Cluster(ray.cluster_resources().get("GPU", 0.0), cleanup.enter_context(stop_request()), cleanup)
+
+
+def _start(address: str | None, jobs: int | None) -> None:
+    import ray
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        ray.init("local", num_cpus=jobs, include_dashboard=False, object_store_memory=_STORE_BYTES, **quiet)
+        return
+    _check_address(address)
+    try:
+        ray.init(address, **quiet)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise IterandError(_no_cluster(address, error)) from error
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,7 @@ class Cluster:
     """A Ray cluster that this process is connected to."""
 
     gpus: float
+    request: StopRequest
     cleanup: ExitStack
 
     def device(self, name: str) -> str:
@@ -104,6 +115,8 @@ class Cluster:
         waiting, running = list(enumerate(tasks)), dict["ObjectRef[Any]", Task]()
         self.cleanup.callback(_stop, running)
         while waiting or running:
+            if self.request.asked:
+                raise Interrupted
             while waiting and len(running) < jobs:
                 number, task = waiting.pop(0)
                 running[work.remote(_anywhere(task), number, sys.argv, mark, queue)] = task
@@ -171,7 +184,7 @@ def _check_address(address: str) -> None:
 def _no_cluster(address: str, error: Exception) -> str:
     return (
         f"no Ray cluster to use at {address!r} ({_first_line(error)}); start one with ray start --head, "
-        "or leave --address out to use this machine alone"
+        "set RAY_AUTH_MODE=token if it asks for a token, or leave --address out to use this machine alone"
     )
 
 
@@ -203,7 +216,7 @@ def _work(task: Task, number: int, command: list[str], mark: Path, queue: "Queue
     if not mark.exists():
         return "failed", {"error": f"{host} does not see {mark.parent}: --out must lie on a path all machines share"}
     try:
-        observer = _Reporter(cast(Connection, line))
+        observer = Reporter(lambda value: line.send(("progress", value)))
         folder, device = RunFolder(task.folder), choose_device(task.device)
         return "done", run(task.recipe, folder, device=device, data_dir=task.data_dir, observer=observer)
     except Interrupted:

@@ -73,7 +73,7 @@ def run_steps(
         folder.start_log(session.metrics)
         step = choose_step(session, data, execution or Execution())
         yield from train(session, step, data, folder, observer or Silent(), request)
-        test = step.evaluate(data.test)
+        test = step.evaluate(data.test)()
         if ranks.first:
             record = {
                 "format": RECORD_FORMAT,
@@ -104,7 +104,7 @@ def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = No
         model = load_ticket(path).to(device)
         recipe = recipe_file.from_dict(read_ticket(path).recipe or {})
         data = _load(recipe, device, data_dir)
-    measured = evaluate(model, data.test, recipe, device)
+    measured = evaluate(model, data.test, recipe, device)()
     return {"path": str(path), "examples": len(data.test)} | {f"test_{name}": value for name, value in measured.items()}
 
 

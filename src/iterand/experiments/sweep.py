@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from iterand.experiments.experiment import Cell, Experiment
-from iterand.experiments.local import Event, Task, run_tasks
+from iterand.experiments.local import run_tasks
+from iterand.experiments.task import Event, Task
 from iterand.training import recipe_file
 from iterand.training.folder import default_path
 from iterand.training.recipe import Recipe

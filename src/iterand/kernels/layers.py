@@ -46,6 +46,15 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
+def same_order(*tensors: Tensor) -> bool:
+    """Whether tensors of one shape lie in memory in the same order."""
+    first = tensors[0]
+    steps = [
+        [step for step, size in zip(tensor.stride(), tensor.shape) if size > 1] for tensor in tensors
+    ]  # fmt: skip
+    return all(tensor.shape == first.shape and own == steps[0] for tensor, own in zip(tensors, steps))
+
+
 def _shape(tensor: Tensor) -> tuple[int, int]:
     if tensor.is_contiguous():
         return max(tensor.numel(), 1), 1

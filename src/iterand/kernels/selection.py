@@ -19,7 +19,7 @@ from iterand.kernels.layers import BLOCK, Layers, floats, index_of, locate, poin
 CANDIDATES = 4096
 """How many scores may lie in a bracket."""
 _WANTED = 1024  # scores that a bracket is made for
-_TILE = 64
+_TILE = 128
 _DIGITS = 2048
 _ROUNDS = 6
 _PROGRAMS = 264  # of a round that usually has nothing to do

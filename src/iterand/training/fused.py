@@ -17,7 +17,7 @@ from iterand.training.outputs import correct_of, laid_out, loss_of, outputs_of
 from iterand.training.recipe import Recipe
 from iterand.training.recording import Recording
 from iterand.training.session import Session
-from iterand.training.steps import Sums
+from iterand.training.steps import Measured, Sums
 from iterand.training.trainable import DenseParameters, MaskedParameters
 
 logger = logging.getLogger("iterand")
@@ -74,8 +74,8 @@ class FusedStep:
         else:
             self._train(batch, self._network.losses)
 
-    def evaluate(self, split: Split) -> dict[str, float]:
-        """Mean loss and accuracy in percent over one part of the data; one wait for the device, at the end."""
+    def evaluate(self, split: Split) -> Measured:
+        """Go through one part of the data."""
         self._network.skeleton.eval()
         self._trainable.prepare()
         self._sums.reset()
@@ -91,7 +91,7 @@ class FusedStep:
                     recording.replay(batch)
                 else:
                     self._evaluate(batch)
-        return self._sums.means(len(split))
+        return partial(self._sums.means, len(split))
 
     def _try(self, batch: Batch) -> Recording | None:
         """The recording of a step in the fastest way that works; ways that do not are said once."""

@@ -70,7 +70,9 @@ def train(
                 raise Interrupted
             yield
         ranks.compare(session.model, f"after epoch {session.epoch + 1}")
-        metrics = _end_epoch(session, step.evaluate(data.validation))
+        measured = step.evaluate(data.validation)
+        yield  # others may give the device work before this run waits for it
+        metrics = _end_epoch(session, measured())
         folder.log(metrics)
         observer.epoch(session, metrics)
         last = session.epoch == recipe.training.epochs
@@ -85,7 +87,7 @@ def _begin_epoch(session: Session, split: Split) -> Iterator[Batch]:
     rate = learning_rate(recipe.learning_rate, session.epoch % recipe.phase_epochs, recipe.phase_epochs)
     session.set_learning_rate(rate)
     size, epoch = recipe.training.batch_size, session.epoch
-    order = philox.permutation(len(split), philox.key(recipe.seed, "data order"), epoch)
+    order = philox.permutation(len(split), philox.key(recipe.seed, "data order"), epoch, session.device)
     key = philox.key(recipe.seed, "augmentation")
     left = order[session.step * size : session.steps_per_epoch * size]
     return session.ranks.batches(split, left, size, lambda index: philox.philox(index, epoch, key, philox.DATA))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from iterand.kernels import cuts
-from iterand.kernels.layers import pointers
+from iterand.kernels.layers import pointers, same_order
 from iterand.kernels.masking import MaskedWeights, ScoreUpdate
 from iterand.masking import masked_layers
 from iterand.parametrization import GlobalRanking
@@ -89,7 +89,7 @@ class MaskedParameters:
     def update(self, gradients: tuple[Tensor, ...]) -> None:
         """Update the scores by the gradients of the masked weights."""
         gradients = tuple(
-            gradient if gradient.stride() == leaf.stride() else torch.empty_like(leaf).copy_(gradient)
+            gradient if same_order(gradient, leaf) else torch.empty_like(leaf).copy_(gradient)
             for gradient, leaf in zip(gradients, self.leaves)
         )
         addresses = self._recorded
