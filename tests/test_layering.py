@@ -18,6 +18,7 @@ BELOW["ticket"] = GROUND | set(CORE.split()) | {"networks"}
 BELOW["__init__"] = BELOW["ticket"] | {"ticket"}
 BELOW["training"] = BELOW["theory"] = set(BELOW)
 BELOW["experiments"] = BELOW["cli"] = set(BELOW)
+BELOW["benchmarks"] = BELOW["cli"] = set(BELOW)
 BELOW["cli"] = BELOW["__main__"] = set(BELOW)
 
 

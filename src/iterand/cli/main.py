@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from iterand import __version__
-from iterand.cli import data, report, reproduce, theory, ticket, train
+from iterand.cli import bench, data, report, reproduce, theory, ticket, train
 from iterand.cli.console import err, out
 from iterand.errors import IterandError
 from iterand.training.interrupt import Interrupted
@@ -24,6 +24,7 @@ app.command()(train.recipes)
 app.command()(reproduce.reproduce)
 app.command()(report.report)
 app.command()(ticket.export)
+app.command()(bench.bench)
 app.add_typer(ticket.app, name="ticket")
 app.add_typer(theory.app, name="theory")
 app.add_typer(data.app, name="data")

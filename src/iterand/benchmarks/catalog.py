@@ -1,0 +1,51 @@
+"""The benchmarks by name."""
+
+import contextlib
+import difflib
+import importlib.metadata
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from iterand.benchmarks import randomize, select, step
+from iterand.benchmarks.options import Options
+from iterand.benchmarks.table import Notify, Table
+from iterand.training.environment import describe
+
+FORMAT = "iterand benchmark 1"
+
+Benchmark = Callable[[Options, Notify], Table]
+
+BENCHMARKS: dict[str, Benchmark] = {
+    "step": step.measure,
+    "select": select.measure,
+    "randomize": randomize.measure,
+}
+
+
+def find(name: str) -> Benchmark:
+    """The benchmark of this name."""
+    if name not in BENCHMARKS:
+        close = difflib.get_close_matches(name, BENCHMARKS, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(BENCHMARKS)}"
+        raise ValueError(f"unknown benchmark {name!r}; {hint}")
+    return BENCHMARKS[name]
+
+
+def run(benchmarks: Sequence[Benchmark], options: Options, notify: Notify) -> dict[str, Any]:
+    """The record of some benchmarks: all that a reader of the numbers needs."""
+    with torch.cuda.device(options.device) if options.on_gpu else contextlib.nullcontext():
+        tables = [measure(options, notify) for measure in benchmarks]
+    return {
+        "format": FORMAT,
+        "environment": describe(options.device) | {"triton": _version("triton")},
+        "benchmarks": {table.name: table.as_dict() for table in tables},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,82 @@
+"""``iterand bench``: how fast it is here."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from iterand.benchmarks import catalog, cells
+from iterand.benchmarks.options import Options
+from iterand.benchmarks.table import FAILED
+from iterand.cli.console import err, out, print_json, progress_bar
+from iterand.experiments.report.formatting import machine
+from iterand.training.environment import choose_device
+from iterand.training.recipe import PRECISIONS
+
+
+def bench(
+    name: Annotated[
+        str | None, typer.Argument(help=f"{', '.join(catalog.BENCHMARKS)}; without a name all, in short.")
+    ] = None,
+    network: Annotated[
+        list[str] | None, typer.Option(help="Recipe whose network is measured, for instance conv6; repeatable.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples a step.")] = 128,
+    precision: Annotated[str | None, typer.Option(help="float32 or bfloat16 [the recipe's; on a CPU float32].")] = None,
+    size: Annotated[list[int] | None, typer.Option(min=1, help="For select: scores in a tensor; repeatable.")] = None,
+    examples: Annotated[
+        int | None, typer.Option(min=1, help="For augment and epoch: how many examples [all; on a CPU few].")
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="How often each is measured.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure how fast training and its parts are on this machine."""
+    names = list(catalog.BENCHMARKS) if name is None else [name]
+    chosen = [catalog.find(each) for each in names]
+    if precision is not None and precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    options = Options(
+        device=choose_device(device),
+        networks=tuple(network or ()),
+        batch_size=batch_size,
+        precision=precision,
+        repeats=repeats,
+        sizes=tuple(size or ()),
+        examples=examples,
+        data_dir=data_dir,
+        short=name is None,
+    )
+    with progress_bar() as progress:
+        task = progress.add_task("measuring", total=None, note="")
+        found = catalog.run(chosen, options, lambda now: progress.update(task, note=now))
+    if json:
+        print_json(found)
+    else:
+        _print(found)
+
+
+def _print(found: dict[str, Any]) -> None:
+    surroundings = found["environment"]
+    for name, result in found["benchmarks"].items():
+        rows = result["rows"]
+        table = Table(title=name, title_justify="left", box=None, header_style="bold", title_style="bold")
+        columns = cells.columns(rows)
+        for column in columns:
+            right = any(cells.is_number(row.get(column)) for row in rows)
+            table.add_column(cells.heading(column), justify="right" if right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(cells.cell(column, row.get(column)) for column in columns))
+        out.print(table)
+        for note in result["notes"]:
+            out.print(note, highlight=False, style="dim")
+        out.print()
+    out.print(
+        f"{machine(surroundings)}, {surroundings['hardware']['threads']} threads, torch {surroundings['torch']}, "
+        f"Python {surroundings['python']}, iterand {surroundings['iterand']}; median (10th–90th percentile)",
+        highlight=False,
+    )
+    if any(FAILED in row for result in found["benchmarks"].values() for row in result["rows"]):
+        err.print("[yellow]warning:[/] some could not be measured; the table says why")
