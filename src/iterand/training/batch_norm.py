@@ -63,6 +63,9 @@ class _CpuSyncBatchNorm(_BatchNorm):
             outputs = outputs * self.weight.view(shape) + self.bias.view(shape)
         return outputs.to(inputs.dtype)
 
+    def _check_input_dim(self, inputs: Tensor) -> None:
+        """Any number of dimensions: it stands for three classes."""
+
     def _track(self, mean: Tensor, variance: Tensor) -> None:
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
             return

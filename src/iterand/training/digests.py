@@ -17,10 +17,10 @@ def digests(model: nn.Module) -> tuple[list[str], Tensor]:
     for name, tensor in model.state_dict().items():
         if tensor.data_ptr() not in known:
             held[f"the values of {name!r}"] = tensor
-    return list(held), torch.stack([_digest(tensor).cpu() for tensor in held.values()])
+    return list(held), torch.stack([digest(tensor).cpu() for tensor in held.values()])
 
 
-def _digest(tensor: Tensor) -> Tensor:
+def digest(tensor: Tensor) -> Tensor:
     """The sum of all words, each times an odd number of its own, modulo 2⁶⁴: no single change leaves it as it is."""
     values = tensor.detach().reshape(-1)
     words = values.view(torch.int32 if values.element_size() % 4 == 0 else torch.uint8)

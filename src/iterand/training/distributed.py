@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
@@ -187,7 +188,9 @@ def joined() -> Iterator[Ranks]:
     if count == 1:
         yield ALONE
         return
-    store, number, _ = next(iter(rendezvous("env://", timeout=TIMEOUT)))
+    shared, number, _ = next(iter(rendezvous("env://", timeout=TIMEOUT)))
+    # torchrun may keep its store when it starts the ranks again; what the last try left in it must not be found.
+    store = PrefixStore(f"iterand/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=TIMEOUT)
     try:

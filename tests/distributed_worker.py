@@ -1,0 +1,143 @@
+"""What tests/test_distributed.py lets two ranks do, in one start of torchrun since a start takes seconds.
+
+Each rank writes what it saw to FOLDER/rank-N.json.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from iterand.errors import IterandError
+from iterand.experiments.running import run
+from iterand.masking import masked_layers
+from iterand.training import loop, recipe_file
+from iterand.training.batch_norm import share_batch_norms_
+from iterand.training.digests import digests
+from iterand.training.distributed import Ranks, joined
+from iterand.training.folder import RunFolder
+from iterand.training.recipe import Recipe
+
+CPU = torch.device("cpu")
+
+BASE = ["epochs=2", "width_factor=0.25", "batch_size=300", "period=2", "rate=0.5", "learning_rate.initial=0.1"]
+STILL = ["learning_rate.initial=0", "weight_decay=0", "epochs=3"]
+"""Scores that never move: then nothing in a run depends on a sum."""
+
+RECIPES = {
+    "iterand": [],
+    "uneven parts": ["batch_size=301", "drop_last=false"],
+    "still": STILL,
+    "global, scheduled": ["ranking=global", "floor=0.01", "sparsity_schedule=cubic", "sparsity=0.9"],
+    "sgd": ["method.name=sgd", "learning_rate.initial=0.02"],
+    "imp": ["method.name=imp", "rounds=1", "sparsity=0.9", "learning_rate.initial=0.02"],
+    "batch norm": [
+        *("data.name=cifar10", "data.augmentation=crop", "data.limit=60"),
+        *("network.name=resnet20", "batch_size=21", "period=1", "drop_last=false"),
+    ],
+}
+
+
+def recipe(name: str) -> Recipe:
+    return recipe_file.override(Recipe(name=name), [*BASE, *RECIPES[name]])
+
+
+class Watch:
+    """An observer that remembers the session, and does something at one step."""
+
+    def __init__(self, at=0, action=lambda session: None):
+        self.left, self.action = at, action
+        self.session = None
+
+    def step(self, session):
+        self.session = session
+        self.left -= 1
+        if self.left == 0:
+            self.action(session)
+
+    def epoch(self, session, metrics):
+        pass
+
+
+def crash(session):
+    raise RuntimeError("crash")
+
+
+def finished(name: str, folder: Path, ranks: Ranks, data_dir: Path) -> list[int]:
+    """Do a run; the digests of what this rank holds when the last epoch is done."""
+    seen = []
+    watch = Watch()
+    watch.epoch = lambda session, metrics: seen.append(digests(session.model)[1].tolist())
+    run(recipe(name), RunFolder(folder), device=CPU, data_dir=data_dir, observer=watch, ranks=ranks)
+    return seen[-1]
+
+
+def broken(name: str, folder: Path, ranks: Ranks) -> None:
+    """Let a run crash in its second epoch, on all ranks after the same step."""
+    loop.CHECKPOINT_SECONDS, before = 0.0, loop.CHECKPOINT_SECONDS
+    with pytest.raises(RuntimeError, match="crash"):
+        run(recipe(name), RunFolder(folder), device=CPU, observer=Watch(5, crash), ranks=ranks)
+    loop.CHECKPOINT_SECONDS = before
+
+
+def poisoned(what: str, folder: Path, ranks: Ranks) -> str:
+    """Change one number of one layer on rank 1 in the second epoch; what this rank says of it."""
+
+    def poison(session):
+        if ranks.number == 1:
+            layer = masked_layers(session.model)["classifier.weight"]
+            tensor = {"scores": layer.score, "draws": layer.draw, "weights": layer.weight}[what]
+            tensor.data.view(-1)[3] += 1
+
+    # At the last step of an epoch, so that the difference has not spread to other layers.
+    try:
+        run(recipe("still"), RunFolder(folder), device=CPU, observer=Watch(6, poison), ranks=ranks)
+    except IterandError as error:
+        return str(error)
+    return ""
+
+
+def batch_norm(ranks: Ranks) -> dict[str, float]:
+    """How far batch norm over two ranks with 3 and 5 examples is from the one over all 8."""
+    far = {}
+    for affine in (False, True):
+        images = torch.randn(8, 4, 3, 3, generator=torch.Generator().manual_seed(0)) * 3 + 10
+        target = torch.randn(8, 4, 3, 3, generator=torch.Generator().manual_seed(1))
+        results = []
+        for part in (slice(None), slice(0, 3) if ranks.first else slice(3, 8)):
+            norm = nn.BatchNorm2d(4, affine=affine)
+            if part != slice(None):
+                share_batch_norms_(norm, CPU)
+            inputs = images[part].clone().requires_grad_()
+            outputs = norm(inputs)
+            (outputs * target[part]).square().sum().backward()
+            parameters = [ranks.sum_(p.grad.clone()) if part != slice(None) else p.grad for p in norm.parameters()]
+            found = [outputs, inputs.grad, norm.running_mean, norm.running_var, norm.eval()(images), *parameters]
+            results.append((part, found))
+        (_, whole), (part, mine) = results
+        for number, (a, b) in enumerate(zip(whole, mine)):
+            far[f"affine={affine} {number}"] = float(((a[part] if number < 2 else a) - b).abs().max() / a.abs().max())
+    return far
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    with joined() as ranks:
+        seen = {"ranks": [ranks.number, ranks.count, ranks.first]}
+        seen["digests"] = {name: finished(name, folder / name, ranks, folder / "data") for name in RECIPES}
+        broken("iterand", folder / "two, one", ranks)
+        broken("iterand", folder / "two, two", ranks)
+        finished("iterand", folder / "two, two", ranks, folder)
+        finished("iterand", folder / "one, two", ranks, folder)
+        seen["poisoned"] = {
+            what: poisoned(what, folder / "poisoned" / what, ranks) for what in ("scores", "weights", "draws")
+        }
+        seen["batch norm"] = batch_norm(ranks)
+    (folder / f"rank-{seen['ranks'][0]}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,341 @@
+"""Two ranks under real torchrun: they agree to the bit, do what one process does, and end together."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed import HashStore
+
+import made_up_data
+from distributed_worker import RECIPES, broken, recipe
+from iterand.data.dataset import TensorSplit
+from iterand.errors import IterandError
+from iterand.experiments.library import find_recipe
+from iterand.experiments.running import run
+from iterand.training import checkpoint, recipe_file
+from iterand.training.digests import digest
+from iterand.training.distributed import ALONE, Ranks, joined
+from iterand.training.farewell import AlreadySaid, farewell
+from iterand.training.folder import RunFolder
+
+CPU = torch.device("cpu")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Everything that two ranks do, once."""
+    folder = tmp_path_factory.mktemp("two")
+    made_up_data.write_cifar_binary(folder / "data", made_up_data.cifar_records(10_000))
+    broken("iterand", folder / "one, two", ALONE)
+    worker = Path(__file__).with_name("distributed_worker.py")
+    done = subprocess.run(
+        [*TORCHRUN, str(worker), str(folder)], env=ENVIRONMENT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one(two):
+    """The same recipes in one process."""
+    folder = two.parent / "one"
+    for name in RECIPES:
+        run(recipe(name), RunFolder(folder / name), device=CPU, data_dir=two / "data")
+    return folder
+
+
+def seen(two):
+    return [json.loads((two / f"rank-{number}.json").read_text()) for number in (0, 1)]
+
+
+def record(folder):
+    return json.loads((folder / "record.json").read_text())
+
+
+def state(folder):
+    return checkpoint.read(folder).tensors
+
+
+def test_ranks_know_who_they_are(two):
+    assert [rank["ranks"] for rank in seen(two)] == [[0, 2, True], [1, 2, False]]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_both_ranks_hold_the_same_bits(two, name):
+    """Scores, weights and draws after several randomizations; batch norm statistics; what IMP pruned."""
+    first, second = (rank["digests"][name] for rank in seen(two))
+    assert first == second
+    assert len(set(first)) > 4
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_two_ranks_do_what_one_process_does(two, one, name):
+    """Up to the order of sums: the same examples, redraws and masks; the scores and metrics as close as float32 is."""
+    ours, alone = state(two / name), state(one / name)
+    assert ours.keys() == alone.keys()
+    for key, tensor in ours.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(tensor, alone[key], rtol=1e-3, atol=1e-4, msg=key)
+        elif not key.startswith(("random", "correct")):
+            assert torch.equal(tensor, alone[key]), key
+    for mine, other in zip(record(two / name)["metrics"], record(one / name)["metrics"], strict=True):
+        assert mine == pytest.approx(other, rel=1e-4)
+    a, b = record(two / name), record(one / name)
+    assert a["result"]["test_loss"] == pytest.approx(b["result"]["test_loss"], rel=1e-4)
+    assert a["recipe"] == b["recipe"]
+    assert (a["environment"]["world_size"], b["environment"]["world_size"]) == (2, 1)
+
+
+def test_where_no_sum_decides_two_ranks_are_bit_equal_to_one_process(two, one):
+    """Weights, coins and redraws over 4 rounds of randomization, with scores that stay as they were drawn."""
+    a, b = record(two / "still")["result"], record(one / "still")["result"]
+    assert a["model_sha256"] == b["model_sha256"]
+    assert state(two / "still")["model.classifier.parametrizations.weight.0.draw"].max() == 4
+
+
+def test_a_broken_run_of_two_ranks_ends_like_an_unbroken_one(two):
+    a, b = record(two / "two, two"), record(two / "iterand")
+    assert (a["metrics"], a["result"]) == (b["metrics"], b["result"])
+
+
+def test_one_rank_goes_on_with_a_run_of_two_and_the_other_way_round(two, one):
+    end = record(one / "iterand")
+    run(recipe("iterand"), RunFolder(two / "two, one"), device=CPU)
+    for folder, size in (("two, one", 1), ("one, two", 2)):
+        mixed = record(two / folder)
+        assert mixed["environment"]["world_size"] == size
+        for mine, other in zip(mixed["metrics"], end["metrics"], strict=True):
+            assert mine == pytest.approx(other, rel=1e-4)
+        for key, tensor in state(two / folder).items():
+            if key.endswith("draw"):
+                assert torch.equal(tensor, state(one / "iterand")[key])
+
+
+@pytest.mark.parametrize("what", ["scores", "weights", "draws"])
+def test_a_difference_is_caught_in_its_epoch_and_names_layer_and_ranks(two, what):
+    for rank in seen(two):
+        message = rank["poisoned"][what]
+        assert message.startswith(f"after epoch 2 the {what} of 'classifier.weight' differ between rank 0 and rank 1;")
+        assert "--fresh" in message
+
+
+def test_batch_norm_over_two_ranks_is_that_of_the_whole_batch(two):
+    """Outputs, gradients, running statistics and the outputs in evaluation, with 3 and 5 examples."""
+    for rank in seen(two):
+        assert len(rank["batch norm"]) == 12
+        assert max(rank["batch norm"].values()) < 1e-5
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 100))
+def test_parts_are_contiguous_cover_every_batch_once_and_weigh_to_its_mean(count, size, examples):
+    values = torch.arange(examples, dtype=torch.float64)
+    split, order = (
+        TensorSplit(values, values),
+        torch.randperm(examples, generator=torch.Generator().manual_seed(examples)),
+    )
+    whole = [order[start : start + size] for start in range(0, examples, size)]
+    ranks = [Ranks(number, count) for number in range(count)]
+    if count > 1 and min(map(len, whole)) < count:
+        with pytest.raises(ValueError, match=f"{count} ranks cannot share; start fewer"):
+            list(ranks[0].batches(split, order, size))
+        return
+    streams = [rank.batches(split, order, size) for rank in ranks]
+    for expected in whole:
+        parts = [next(stream).labels for stream in streams]
+        assert torch.cat(parts).tolist() == expected.tolist()
+        assert {rank.whole(len(part)) for rank, part in zip(ranks, parts)} == {len(expected)}
+        losses = [rank.weighted(part.mean(), len(part)) for rank, part in zip(ranks, parts)]
+        assert float(sum(losses)) / count == pytest.approx(float(expected.double().mean()))
+    assert [next(stream, None) for stream in streams] == [None] * count
+    shares = [rank.share_of(examples) for rank in ranks]
+    assert torch.cat(shares).tolist() == list(range(examples))
+
+
+def test_nothing_left_of_an_epoch_is_no_batch():
+    split = TensorSplit(torch.zeros(3), torch.zeros(3))
+    for ranks in (ALONE, Ranks(0, 2)):
+        assert list(ranks.batches(split, torch.arange(0), 2)) == []
+
+
+def test_each_rank_and_iteration_draws_its_own_and_again_the_same():
+    def drawn(number, iteration):
+        Ranks(number, 2).seed(0, iteration)
+        return torch.rand(3).tolist()
+
+    before = torch.get_rng_state()
+    places = [(number, iteration) for number in (0, 1) for iteration in (0, 1)]
+    assert len({tuple(drawn(*place)) for place in places}) == 4
+    assert drawn(1, 1) == drawn(1, 1)
+    torch.set_rng_state(before)
+    ALONE.seed(0, 0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@given(st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=50))
+def test_a_digest_is_a_sum_of_words_by_odd_numbers(words):
+    total = sum(word * (2 * place + 1) for place, word in enumerate(words))
+    assert int(digest(torch.tensor(words, dtype=torch.int32))) % (1 << 64) == total % (1 << 64)
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(70_000), torch.zeros(3, dtype=torch.bool), torch.tensor(1)], ids=str)
+def test_a_digest_sees_the_last_bit(tensor):
+    changed = tensor.clone()
+    changed.view(-1).view(torch.uint8)[-1] ^= 1
+    assert int(digest(tensor)) != int(digest(changed))
+
+
+def ended(*errors):
+    """What each rank raises in the end, if this went wrong on it; nothing of a rank that was killed."""
+    store = HashStore()
+    with ThreadPoolExecutor(len(errors)) as pool:
+        ranks = [(number, error) for number, error in enumerate(errors) if error is not None]
+        return list(pool.map(lambda rank: farewell(store, rank[0], len(errors), rank[1]), ranks))
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr("iterand.training.farewell._GRACE", 0.3)
+
+
+LOST = RuntimeError("[pair.cc in gloo] Connection closed by peer")
+
+
+def test_an_error_on_all_ranks_is_said_by_the_first():
+    first, second = ended(ValueError("wrong"), ValueError("wrong"))
+    assert str(first) == "wrong"
+    assert isinstance(second, AlreadySaid)
+
+
+@pytest.mark.usefixtures("short")
+def test_an_error_on_one_rank_is_said_by_it():
+    first, second = ended(LOST, IterandError("no data here"))
+    assert isinstance(first, AlreadySaid)
+    assert str(second) == "rank 1: no data here"
+
+
+@pytest.mark.usefixtures("short")
+def test_ranks_that_are_gone_are_named_by_the_lowest_that_is_left():
+    second, third = ended(None, LOST, LOST, None)
+    assert str(second).startswith("ranks 0, 3 ended without a word")
+    assert "goes on from the last checkpoint" in str(second)
+    assert isinstance(third, AlreadySaid)
+
+
+def test_ranks_that_only_lost_contact_say_so():
+    first, second = ended(LOST, LOST)
+    assert "lost contact with each other ([pair.cc in gloo] Connection closed by peer)" in str(first)
+    assert isinstance(second, AlreadySaid)
+
+
+@pytest.mark.usefixtures("short")
+def test_a_bug_is_not_hidden():
+    first, second = ended(LOST, KeyError("bug"))
+    assert isinstance(second, KeyError)
+    assert isinstance(first, AlreadySaid)
+
+
+def test_one_process_is_one_rank(monkeypatch):
+    for environment in ({}, {"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "8"}):
+        for name in ("RANK", "WORLD_SIZE"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with joined() as ranks:
+            assert ranks is ALONE
+        assert not torch.distributed.is_initialized()
+
+
+def test_a_rank_takes_its_own_gpu_or_says_why_not(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    cuda = torch.device("cuda")
+    assert Ranks(5, 8, 1).device(cuda) == torch.device("cuda:1")
+    assert Ranks(5, 8, 1).device(CPU) == CPU
+    assert ALONE.device(torch.device("cuda:1")) == torch.device("cuda:1")
+    with pytest.raises(ValueError, match="use --device cuda"):
+        Ranks(1, 2, 1).device(torch.device("cuda:0"))
+    with pytest.raises(ValueError, match="2 GPUs, but more ranks; start at most 2"):
+        Ranks(2, 3, 2).device(cuda)
+
+
+def start(folder, *options):
+    changed = [part for setting in SETTINGS for part in ("--set", setting)]
+    return subprocess.Popen(
+        [*TORCHRUN, *options, "-m", "iterand", "train", "digits", "--device", "cpu", "--out", str(folder), *changed],
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_epochs(folder, process, epochs, since=0):
+    """Wait for the log of so many epochs, written by a run that started after ``since``."""
+    started, log = folder / "environment.json", folder / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while True:
+        if started.exists() and log.exists():
+            begun = started.stat().st_mtime_ns
+            if begun > since and log.stat().st_mtime_ns > begun and log.read_text().count("\n") >= epochs:
+                return begun
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def rank_process(torchrun, number):
+    for child in Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split():
+        if f"RANK={number}" in Path(f"/proc/{child}/environ").read_text().split("\0"):
+            return int(child)
+    raise AssertionError(f"there is no rank {number}")
+
+
+def ours(err):
+    """What iterand says, without torchrun's own report; no traceback goes through it."""
+    assert not re.search(r'File ".*iterand.(cli|training|experiments)', err)
+    return [line for line in err.splitlines() if line.startswith(("error:", "stopped", "warning:"))]
+
+
+SETTINGS = ["epochs=40", "learning_rate.initial=0", "weight_decay=0"]  # bit-equal whatever the number of ranks
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks of torchrun through /proc")
+def test_killed_restarted_stopped_and_finished_by_one_process(tmp_path):
+    folder = tmp_path / "run"
+    process = start(folder)
+    begun = wait_for_epochs(folder, process, 1)
+    killed = time.monotonic()
+    os.kill(rank_process(process, 1), signal.SIGKILL)
+    out, err = process.communicate(timeout=90)
+    assert time.monotonic() - killed < 60
+    assert process.returncode == 1
+    (said,) = ours(err)
+    assert said.startswith("error: rank 1 ended without a word: killed, out of memory, or cut off; start the same")
+    assert out == ""
+    assert checkpoint.read(folder).state["epoch"] >= 1
+
+    process = start(folder, "--max-restarts", "1")
+    begun = wait_for_epochs(folder, process, 2, since=begun)
+    os.kill(rank_process(process, 0), signal.SIGKILL)
+    wait_for_epochs(folder, process, 2, since=begun)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    killed, stopped = ours(err)
+    assert killed.startswith("error: rank 0 ended without a word")
+    assert stopped == "stopped and saved; the same command goes on from here"
+
+    settled = recipe_file.override(find_recipe("digits"), SETTINGS)
+    result = run(settled, RunFolder(folder), device=CPU)["result"]
+    assert result == run(settled, RunFolder(tmp_path / "whole"), device=CPU)["result"]
