@@ -195,6 +195,23 @@ class TestProcesses:
         with pytest.raises(DataError, match="one of 2 worker processes that decode images has died"):
             list(pool.decoded(tasks(paths, 10), 10, 2))
 
+    def test_they_are_small(self, pool, paths):
+        """Without torch: a worker that imports it takes seconds to start, and 200 MB."""
+        list(pool.decoded(tasks(paths, 10), 10, 2))
+        for worker in pids(pool):
+            maps = Path(f"/proc/{worker}/maps").read_text()
+            assert "_imaging" in maps
+            assert "torch" not in maps
+
+    def test_an_interrupted_reader_leaves_no_half_sent_message(self, paths):
+        pool = DecoderPool(1)
+        reader = pool.decoded(tasks(paths, 10), 10, 2)
+        next(reader)
+        with pytest.raises(KeyboardInterrupt):
+            reader.throw(KeyboardInterrupt)
+        assert pool.closed
+        assert all(gone(pid) for pid in pids(pool))
+
     def test_requests_to_stop_are_for_the_parent_only(self, pool, paths):
         for worker in pids(pool):
             os.kill(worker, signal.SIGINT)

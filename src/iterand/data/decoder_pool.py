@@ -98,6 +98,9 @@ class DecoderPool:
                     stream.free.append(stream.batches.pop(waiting.popleft()).start)
             while waiting:
                 yield self._finished(stream, waiting.popleft())
+        except KeyboardInterrupt:
+            self.close()  # half a message may be on its way
+            raise
         finally:
             self._close(number)
 
