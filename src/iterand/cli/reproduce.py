@@ -110,7 +110,11 @@ def _place(
             gpus = cluster.gpus_per_run(gpus_per_run, where, jobs)
             # The machines may be any: each record names its own; here stands the one of the command.
             environment = describe(torch.device("cpu")) | {"device": where}
-            yield _Place(where, jobs, partial(cluster.run_tasks, gpus=gpus), environment)
+            try:
+                yield _Place(where, jobs, partial(cluster.run_tasks, gpus=gpus), environment)
+            except Interrupted:
+                err.print("stopping: runs that go on are being saved")
+                raise
         return
     for option, value in (("--address", address), ("--gpus-per-run", gpus_per_run)):
         if value is not None:

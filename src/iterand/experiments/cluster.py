@@ -20,10 +20,8 @@ from typing import TYPE_CHECKING, Any
 from iterand.data.location import data_folder
 from iterand.errors import IterandError, MissingExtraError
 from iterand.experiments.local import Reporter
-from iterand.experiments.running import run
+from iterand.experiments.side_by_side import run_side_by_side
 from iterand.experiments.task import Event, Task
-from iterand.training.environment import choose_device
-from iterand.training.folder import RunFolder
 from iterand.training.interrupt import Interrupted, StopRequest, stop_request
 
 if TYPE_CHECKING:
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from ray.util.queue import Queue
 
 RETRIES = 3  # of a run whose worker or machine is lost
+_NOTED = Path("/tmp/ray/ray_current_cluster")  # where ray start notes its address for auto, and leaves it if killed
 _STORE_BYTES = 100 * 2**20  # records are small; Ray would take a third of the memory
 _SECONDS_TO_ANSWER = 5.0
 _SECONDS_TO_SAVE = 30.0
@@ -148,7 +147,7 @@ def _outcome(reference: "ObjectRef[Any]") -> tuple[str, dict[str, Any]]:
     try:
         kind, value = ray.get(reference)
         return kind, value
-    except RayTaskError as error:  # before the run began: most of all, no iterand on that machine
+    except RayTaskError as error:  # before the run began: no iterand on that machine, or no GPU that torch can use
         return "failed", {"error": f"its worker could not start it: {_first_line(error.cause)}"}
     except RayError as error:
         return "failed", {"error": f"Ray gave it up, {RETRIES} retries included: {_first_line(error)}"}
@@ -173,6 +172,8 @@ def _check_address(address: str) -> None:
             f"--address is {address!r}; it must be HOST:PORT or auto, given on a machine of the cluster: "
             "from outside, send the command there with ray job submit"
         )
+    if address == "auto" and _NOTED.exists():
+        address = _NOTED.read_text().strip()
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         try:
@@ -193,35 +194,20 @@ def _first_line(error: BaseException) -> str:
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
-class _Line:
-    """The end of a connection to the command, over a queue: what a run sends on it carries the run's number."""
-
-    def __init__(self, queue: "Queue", number: int) -> None:
-        self.queue = queue
-        self.number = number
-
-    def send(self, message: tuple[str, dict[str, Any]]) -> None:
-        """Tell; where nobody listens any more the run goes on all the same."""
-        from ray.exceptions import RayError
-
-        with suppress(RayError):
-            self.queue.put_nowait((self.number, *message))
-
-
 def _work(task: Task, number: int, command: list[str], mark: Path, queue: "Queue") -> tuple[str, dict[str, Any]]:
     """What a worker does. Ray gives it the main thread, so that signals, and with them a stop, reach the run."""
+    from ray.exceptions import RayError
+
+    def say(kind: str, value: dict[str, Any]) -> None:
+        with suppress(RayError):  # nobody listens any more: the run goes on all the same
+            queue.put_nowait((number, kind, value))
+
     sys.argv = command  # the record names the command, not Ray's
-    line, host = _Line(queue, number), socket.gethostname()
-    line.send(("started", {"host": host, "pid": os.getpid()}))
+    host = socket.gethostname()
+    say("started", {"host": host, "pid": os.getpid()})
     if not mark.exists():
         return "failed", {"error": f"{host} does not see {mark.parent}: --out must lie on a path all machines share"}
-    try:
-        observer = Reporter(lambda value: line.send(("progress", value)))
-        folder, device = RunFolder(task.folder), choose_device(task.device)
-        return "done", run(task.recipe, folder, device=device, data_dir=task.data_dir, observer=observer)
-    except Interrupted:
-        return "failed", {"error": "stopped and saved"}
-    except (IterandError, ValueError, OSError) as error:
-        return "failed", {"error": str(error)}
-    except Exception as error:
-        return "failed", {"error": f"{type(error).__name__}: {error}"}
+    outcomes = list[tuple[str, dict[str, Any]]]()
+    observer = Reporter(lambda value: say("progress", value))
+    run_side_by_side([task], lambda _: observer, lambda _, kind, value: outcomes.append((kind, value)))
+    return outcomes[0]
