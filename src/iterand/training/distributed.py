@@ -94,7 +94,7 @@ class Ranks:
                 "ranks, raise training.batch_size, or set data.drop_last=true if it is the last one"
             )
         # A part has as many examples in every full batch and no more in a smaller last one: one size cuts them all.
-        parts = [torch.tensor_split(batch, self.count)[self.number] for batch in whole]
+        parts = [batch[self._part(len(batch))] for batch in whole]
         mine = split.batches(torch.cat(parts), len(parts[0]), random)
         for batch, self._whole in zip(mine, map(len, whole)):
             yield batch
@@ -116,7 +116,13 @@ class Ranks:
 
     def share_of(self, count: int) -> Tensor:
         """The examples among ``count`` that this rank evaluates."""
-        return torch.tensor_split(torch.arange(count), self.count)[self.number]
+        return torch.arange(count)[self._part(count)]
+
+    def _part(self, count: int) -> slice:
+        """The contiguous part of ``count`` things that is this rank's; parts differ by one at most."""
+        each, more = divmod(count, self.count)
+        start = self.number * each + min(self.number, more)
+        return slice(start, start + each + (self.number < more))
 
     def seed(self, seed: int, iteration: int) -> None:
         """Begin an iteration: layers that draw by themselves draw other numbers on each rank, the same in any try."""

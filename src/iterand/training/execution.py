@@ -22,7 +22,8 @@ class Execution:
 
 def choose_step(session: Session, data: Dataset[Split], execution: Execution) -> Step:
     """The fastest way of doing a step that works here; on a GPU, what is slower than it could be is said."""
-    if session.device.type != "cuda":
+    # A fused step updates scores as their gradients come; over several ranks these are averaged first.
+    if session.device.type != "cuda" or session.ranks.count > 1:
         return EagerStep(session)
     reason = None
     if isinstance(data.train, TextSplit):
