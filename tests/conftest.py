@@ -1,6 +1,7 @@
 """Five small models that all classify 8×8 images, so that one test can be asked of every shape of network."""
 
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,6 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run without a GPU; read when Triton is imported
 
 torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
 

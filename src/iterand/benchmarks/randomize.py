@@ -67,7 +67,7 @@ def _rows(name: str, options: Options, notify: Notify) -> list[Row]:
 def _regenerate(layers: list[MaskedLayer]) -> Work:
     masks, weights = [layer.parametrization for layer in layers], [layer.weight.detach() for layer in layers]
     if weights[0].is_cuda and has_triton():
-        from iterand.kernels.randomization import regenerate
+        from iterand.kernels.randomization import Regeneration
 
         # In the order of the weights, as a training run has them.
         draws = [torch.empty_like(weight, dtype=layer.draw.dtype) for layer, weight in zip(layers, weights)]
@@ -77,7 +77,7 @@ def _regenerate(layers: list[MaskedLayer]) -> Work:
             (*mask.key, mask.distribution.kind or 0, mask.distribution.unit32(mask.settings.fan_in)) for mask in masks
         ]
         normal = normal_levels(weights[0].device)
-        return lambda: regenerate(weights, draws, origins, normal)
+        return Regeneration(weights, draws, origins, normal).run
 
     def write() -> None:
         for mask, weight in zip(masks, weights):

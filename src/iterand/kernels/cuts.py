@@ -70,6 +70,11 @@ def redraw(
     return _remembered(key, lambda: Redraw(selection, weights, draws, origins, normal))
 
 
+def forget() -> None:
+    """Drop all that was made ready."""
+    _known.clear()
+
+
 Made = TypeVar("Made")
 _known: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
 

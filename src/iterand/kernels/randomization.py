@@ -42,15 +42,22 @@ class Redraw:
         )  # fmt: skip
 
 
-def regenerate(
-    weights: Sequence[Tensor], draws: Sequence[Tensor], origins: Sequence[Origin], normal: Tensor
-) -> None:  # fmt: skip
-    """Write weights as their draws say."""
-    layers = Layers(weights)
-    _regenerate[(layers.blocks,)](
-        layers.owner, layers.table, pointers(weights), pointers(draws), _table(origins, layers.device), normal,
-        BLOCK=BLOCK,
-    )  # fmt: skip
+class Regeneration:
+    """Writes weights as their draws say."""
+
+    def __init__(
+        self, weights: Sequence[Tensor], draws: Sequence[Tensor], origins: Sequence[Origin], normal: Tensor
+    ) -> None:
+        self._layers = Layers(weights)
+        self._weights, self._draws = pointers(weights), pointers(draws)
+        self._origins, self._normal = _table(origins, self._layers.device), normal
+
+    def run(self) -> None:
+        """All of them, in one launch."""
+        layers = self._layers
+        _regenerate[(layers.blocks,)](
+            layers.owner, layers.table, self._weights, self._draws, self._origins, self._normal, BLOCK=BLOCK
+        )
 
 
 def _table(origins: Sequence[Origin], device: torch.device) -> Tensor:

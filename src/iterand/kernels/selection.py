@@ -32,7 +32,8 @@ _ABOVE, _FOUND, _NAN, _FAILED, _MISSES = (tl.constexpr(column) for column in ran
 class Selection:
     """The cuts of several tensors of scores (float32): each on its own, or all ranked as one.
 
-    ``kept`` are 0-dimensional tensors, one for each tensor of scores; of tensors ranked as one their sum counts.
+    ``kept`` are 0-dimensional tensors, one for each tensor of scores; of tensors ranked as one their sum counts. Only
+    the addresses of the tensors are kept here, so whoever asks for cuts must keep the tensors.
     ``thresholds`` and ``lasts`` hold the result: the numbers of a ``Cut`` for every tensor.
     """
 

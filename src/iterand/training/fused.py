@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from typing import ClassVar, Protocol
 
 import torch
@@ -23,6 +23,9 @@ from iterand.training.trainable import DenseParameters, MaskedParameters
 logger = logging.getLogger("iterand")
 
 _EVALUATION_BATCH = 500
+
+Losses = Callable[[dict[str, Tensor], tuple[Tensor, ...], Tensor], tuple[Tensor, Tensor]]
+"""From tensors, inputs and labels to the loss and the number of hits."""
 
 
 class Trainable(Protocol):
@@ -61,6 +64,8 @@ class FusedStep:
         self._graph = graph
         self._sums = Sums(session.device)
         self._recordings: dict[str, Recording | None] = {}
+        # A batch of another size comes once an epoch: not worth compiling the network again.
+        self._direct: Losses = self._network.compiled if compile and not graph else self._network.losses
 
     def train(self, batch: Batch) -> None:
         """Forward, backward, update; count loss and hits."""
@@ -72,7 +77,7 @@ class FusedStep:
         if recording is not None and recording.fits(batch):
             recording.replay(batch)
         else:
-            self._train(batch, self._network.losses)
+            self._train(batch, self._direct)
 
     def evaluate(self, split: Split) -> Measured:
         """Go through one part of the data."""
@@ -111,7 +116,7 @@ class FusedStep:
                 return recording
         return None
 
-    def _train(self, batch: Batch, losses: "Losses") -> None:
+    def _train(self, batch: Batch, losses: Losses) -> None:
         trainable = self._trainable
         trainable.prepare()
         loss, correct = losses(trainable.tensors, batch.inputs, batch.labels)
@@ -122,9 +127,6 @@ class FusedStep:
         self._sums.add(self._network.outputs(self._trainable.tensors, batch.inputs), batch.labels)
 
 
-Losses = Callable[[dict[str, Tensor], tuple[Tensor, ...], Tensor], tuple[Tensor, Tensor]]
-
-
 class _Network:
     """A network as a function of its tensors; runs that differ only in these share it, and so its compilation."""
 
@@ -133,7 +135,11 @@ class _Network:
     def __init__(self, recipe: Recipe, bare: nn.Module) -> None:
         self.skeleton = bare
         self._recipe = recipe
-        self.compiled: Losses = torch.compile(self.losses, dynamic=False)
+
+    @cached_property
+    def compiled(self) -> Losses:
+        compiled: Losses = torch.compile(self.losses, dynamic=False)
+        return compiled
 
     @classmethod
     def of(cls, session: Session) -> "_Network":

@@ -1,0 +1,34 @@
+"""Scores that a selection could stumble over."""
+
+import torch
+
+DENORMAL = 1e-42
+
+
+def cases(size):
+    """Name, scores and how many are kept; ``size`` is more than a bracket holds."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    odd = torch.full((500,), -0.0)
+    odd[::3], odd[7], odd[9], odd[11], odd[12], odd[13] = 0.0, torch.inf, -torch.inf, DENORMAL, -DENORMAL, 3e38
+    convolution = normal(12, 6, 3, 3)
+    return {
+        "random": ([normal(100), normal(40, 30)], [30, 1199]),
+        "larger than a bracket": ([normal(size), normal(50)], [size // 3, 7]),
+        "tied": ([normal(size).round(), normal(70).round()], [size // 3, 30]),
+        "constant": ([torch.full((size,), 0.25), torch.zeros(5)], [size // 2, 2]),
+        "channels last": ([convolution.to(memory_format=torch.channels_last), normal(90)], [300, 45]),
+        "channels last, tied": ([convolution.mul(2).round().to(memory_format=torch.channels_last)], [444]),
+        "denormal": ([normal(300) * DENORMAL], [150]),
+        "huge": ([normal(300) * 1e38], [10]),
+        "infinite": ([torch.where(normal(300) > 0, torch.inf, -torch.inf), normal(8)], [149, 1]),
+        "odd": ([odd], [3]),
+        "odd, negative zeros tied": ([odd.clone()], [200]),
+        "none": ([normal(100), normal(100)], [0, 0]),
+        "some none": ([normal(100), normal(size)], [0, 1]),
+        "all": ([normal(100), normal(size)], [100, size]),
+        "one": ([normal(1), normal(1)], [1, 0]),
+    }

@@ -1,0 +1,206 @@
+"""The engine on a GPU: graphs, compiled networks, no waits, runs side by side."""
+
+import json
+
+import pytest
+import torch
+
+from iterand import IterativeRandomization, masked_layers, philox, prune_, scores, selection
+from iterand.data import Batch
+from iterand.experiments.library import find_recipe
+from iterand.experiments.local import Reporter
+from iterand.experiments.side_by_side import run_side_by_side
+from iterand.experiments.task import Task
+from iterand.networks import build_network
+from iterand.training import recipe_file
+from iterand.training.execution import Execution
+from iterand.training.session import Session
+from iterand.training.steps import EagerStep
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+DEVICE = torch.device("cuda")
+
+
+def session_of(network, settings=()):
+    recipe = recipe_file.override(find_recipe(network), ["period=3", *settings])
+    session = Session(
+        recipe,
+        build_network(recipe.network.name, width_factor=recipe.network.width_factor, classes=10, seed=0),
+        100,
+        DEVICE,
+    )
+    session.set_learning_rate(0.1)
+    return session
+
+
+def batches(count, size=64):
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    for _ in range(count):
+        images = torch.randn(size, 3, 32, 32, device="cuda", generator=generator)
+        yield Batch((images,), torch.randint(0, 10, (size,), device="cuda", generator=generator))
+
+
+@pytest.fixture
+def deterministic():
+    before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark, torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize("method", ["iterand", "edge_popup", "sgd", "imp"])
+@pytest.mark.parametrize("precision", ["bfloat16", "float32"])
+def test_a_graph_does_what_the_plain_step_does(deterministic, method, precision):
+    from iterand.training.fused import FusedStep
+
+    found = []
+    for fused in (False, True):
+        session = session_of(
+            "conv6", [f"method.name={method}", f"precision={precision}", "width_factor=0.5", "epochs=4"]
+        )
+        step = FusedStep(session, compile=False, graph=True) if fused else EagerStep(session)
+        for batch in (*batches(7), *batches(1, size=20)):
+            step.train(batch)
+            session.advance(len(batch.labels))
+        found.append(session.capture().tensors)
+        assert int(session.correct) > 0
+    for name, tensor in found[0].items():
+        if name.startswith("random"):
+            continue
+        if method in ("iterand", "edge_popup"):
+            assert torch.equal(found[1][name], tensor), name
+        elif tensor.is_floating_point():  # torch's fused optimizer is used in both, but sums may be in another order
+            torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
+
+
+RECIPES = {
+    "layer": [],
+    "global with schedule": ["ranking=global", "sparsity=0.9", "sparsity_schedule=cubic", "epochs=1"],
+    "global with floor": ["ranking=global", "sparsity=0.9", "floor=0.02"],
+    "sgd": ["method.name=sgd"],
+}
+
+
+@pytest.mark.parametrize("settings", RECIPES.values(), ids=RECIPES)
+def test_no_step_waits_for_the_device(settings):
+    from iterand.training.fused import FusedStep
+
+    session = session_of("resnet20", settings)
+    step = FusedStep(session)
+    first, *rest = list(batches(8))
+    for batch in (first, rest[0], rest[1]):
+        step.train(batch)
+        session.advance(64)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in rest[2:]:
+            step.train(batch)
+            session.advance(64)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert step._recordings["train"] is not None
+    if settings != ["method.name=sgd"]:
+        assert next(iter(masked_layers(session.model).values())).parametrization.rounds == 2
+
+
+def test_compiled_graph_learns_as_the_plain_step():
+    from iterand.training.fused import FusedStep
+
+    losses = []
+    for fused in (False, True):
+        session = session_of("resnet20", ["batch_size=256"])
+        step = FusedStep(session) if fused else EagerStep(session)
+        (batch,) = batches(1, size=256)
+        for _ in range(60):
+            step.train(batch)
+            session.advance(256)
+        losses.append(float(session.loss_sum) / session.seen)
+        measured = step.evaluate(_Whole(batch))()
+        assert 0 <= measured["accuracy"] <= 100
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+class _Whole:
+    """A part of data that is one batch, given in pieces."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def __len__(self):
+        return len(self.batch.labels)
+
+    def batches(self, order, size, random=None):
+        for index in torch.split(order.cuda(), 100):
+            yield Batch((self.batch.inputs[0][index],), self.batch.labels[index])
+
+
+def test_evaluation_is_the_plain_one(deterministic):
+    from iterand.training.fused import FusedStep
+
+    session = session_of("conv6", ["precision=float32"])
+    step = FusedStep(session, compile=False)
+    (batch,) = batches(1, size=256)
+    step.train(batch)
+    fused, plain = step.evaluate(_Whole(batch))(), EagerStep(session).evaluate(_Whole(batch))()
+    assert fused["accuracy"] == plain["accuracy"]
+    assert fused["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+
+
+def test_runs_side_by_side_are_those_done_alone(deterministic, tmp_path):
+    records = {}
+
+    def work(tasks):
+        def tell(task, kind, value):
+            assert kind == "done", value
+            records.setdefault(task.recipe.seed, []).append(value)
+
+        run_side_by_side(tasks, lambda task: Reporter(lambda value: None), tell)
+
+    recipes = [recipe_file.override(find_recipe("digits"), [f"seed={seed}", "epochs=2"]) for seed in range(3)]
+    execution = Execution(compile=False)
+    for name, groups in (("alone", [[one] for one in recipes]), ("together", [recipes])):
+        for group in groups:
+            work([Task(name, one, tmp_path / name / str(one.seed), "cuda", None, execution) for one in group])
+    for alone, together in records.values():
+        assert alone["result"] == together["result"], json.dumps([alone["result"], together["result"]])
+        assert alone["metrics"] == together["metrics"]
+
+
+def test_cut_of_the_users_own_loop_is_one_operation_and_compiles():
+    model = prune_(build_network("conv6", classes=10, seed=0).cuda(), 0.5)
+    compiled = torch.compile(model)
+    images = torch.randn(8, 3, 32, 32, device="cuda")
+    torch.testing.assert_close(compiled(images), model(images), rtol=1e-3, atol=1e-3)
+    optimizer = torch.optim.SGD(scores(model), lr=0.1)
+    randomizer = IterativeRandomization(model, period=1, rate=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        compiled(images).square().mean().backward()
+        optimizer.step()
+        randomizer.step()
+    torch.testing.assert_close(compiled(images), model(images), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("count", [10**6, 10**8])
+def test_large_selection(count):
+    from iterand.kernels import cuts
+
+    score = torch.randn(count, device="cuda")
+    kept = torch.tensor(count // 3, device="cuda")
+    found = cuts.selection([score], [kept])
+    for _ in range(3):
+        found.find()
+        threshold, last = found.thresholds[0], found.lasts[0]
+        assert int(selection.keeps(score, selection.Cut(threshold, last)).sum()) == count // 3
+        score.mul_(0.9999)
+    assert found.misses().item() < 3
+
+
+def test_order_of_data_is_that_of_the_cpu():
+    key = philox.key(5, "data order")
+    assert torch.equal(philox.permutation(45000, key, 3, "cuda").cpu(), philox.permutation(45000, key, 3))

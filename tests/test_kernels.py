@@ -1,0 +1,268 @@
+"""Kernels give the bits of the CPU path: on a GPU as they are, elsewhere through Triton's interpreter."""
+
+import pytest
+import torch
+
+from iterand import distributions, philox, selection
+from iterand.data import Batch
+from iterand.networks import build_network
+from iterand.training import recipe_file
+from iterand.training.recipe import Recipe
+from iterand.training.session import Session
+from iterand.training.steps import EagerStep
+from kernel_cases import cases
+
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+from iterand.kernels import cuts
+from iterand.kernels import selection as kernels
+from iterand.kernels.layers import pointers
+from iterand.kernels.masking import MaskedWeights, ScoreUpdate
+from iterand.kernels.randomization import Redraw, Regeneration
+
+# The interpreter computes with NumPy, which warns of infinities that a GPU computes with as well.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+CPU = torch.device("cpu")
+TYPES = [torch.float32, torch.bfloat16]
+
+
+ALIVE = []  # kernels know tensors by their addresses, so these must not go before them
+
+
+SIZE = 100_000 if ON_GPU else 1200
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    if not ON_GPU:  # the interpreter takes milliseconds for what a GPU does in nanoseconds
+        monkeypatch.setattr(kernels, "CANDIDATES", 256)
+        monkeypatch.setattr(kernels, "_WANTED", 64)
+    yield
+    ALIVE.clear()
+
+
+def on_device(tensors):
+    moved = [tensor.to(DEVICE) for tensor in tensors]
+    ALIVE.extend(moved)
+    return moved
+
+
+def expected(scores, kept, *, together=False, floors=(), magnitude=False):
+    ranked = [score.cpu().abs() if magnitude else score.cpu() for score in scores]
+    counts = [torch.tensor(count) for count in kept]
+    if together:
+        return selection.cut_together(ranked, torch.stack(counts).sum(), floors or [0] * len(kept), ["s"] * len(kept))
+    return [selection.cut(score, count) for score, count in zip(ranked, counts)]
+
+
+def assert_same(found, wanted):
+    found_cuts = list(zip(found.thresholds.tolist(), found.lasts.tolist()))
+    assert found_cuts == [(cut.threshold.item(), cut.last.item()) for cut in wanted]
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["layer", "global"])
+@pytest.mark.parametrize("name", cases(1))
+def test_cut_is_that_of_the_cpu(name, together):
+    scores, kept = cases(SIZE)[name]
+    moving = on_device(scores)
+    found = cuts.selection(moving, on_device(map(torch.tensor, kept)), together=together)
+    for number in range(3):  # from nowhere; near the last cut; where nothing has changed
+        found.find()
+        assert_same(found, expected(moving, kept, together=together))
+        if number == 0:
+            for score in moving:
+                score.mul_(1 + 1e-4)
+
+
+@pytest.mark.parametrize("name", ["random", "tied", "channels last, tied", "odd"])
+def test_cut_by_magnitude(name):
+    scores, kept = cases(SIZE)[name]
+    found = cuts.selection(on_device(scores), on_device(map(torch.tensor, kept)), magnitude=True)
+    found.find()
+    assert_same(found, expected(scores, kept, magnitude=True))
+
+
+@pytest.mark.parametrize("kept", [(100, 60), (21, 20), (250, 250)])
+def test_cut_with_floors(kept):
+    scores = [torch.randn(200), torch.randn(30, 10) * 0.1]
+    scores[0][:50] = 3.0
+    floors = [5, 36]
+    found = cuts.selection(on_device(scores), on_device(map(torch.tensor, kept)), together=True, floors=floors)
+    for _ in range(2):
+        found.find()
+        assert_same(found, expected(scores, kept, together=True, floors=floors))
+
+
+def test_cut_after_scores_have_jumped():
+    score, kept = on_device([torch.randn(SIZE), torch.tensor(SIZE // 3)])
+    found = cuts.selection([score], [kept])
+    for change in (0.0, 1e-5, 7.0, -1e4, 1e30):
+        score.add_(change)
+        found.find()
+        assert_same(found, expected([score], [SIZE // 3]))
+    assert found.misses().item() >= 4  # the first time, and where the cut has left its bracket
+
+
+def test_kept_is_read_each_time():
+    score, kept = torch.randn(500, device=DEVICE), torch.tensor(100, device=DEVICE)
+    found = cuts.selection([score], [kept])
+    for count in (100, 101, 250, 0, 500):
+        kept.fill_(count)
+        found.find()
+        assert_same(found, expected([score], [count]))
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["layer", "global"])
+def test_nan_becomes_the_threshold(together):
+    scores = on_device([torch.randn(50), torch.randn(60)])
+    scores[1][17] = torch.nan
+    found = cuts.selection(scores, on_device([torch.tensor(5), torch.tensor(6)]), together=together)
+    found.find()
+    assert found.thresholds.isnan().tolist() == [together, True]
+    weights = [torch.ones_like(score) for score in scores]
+    masked = [torch.empty_like(score) for score in scores]
+    MaskedWeights(found, weights, masked).compute()
+    assert masked[1].isnan().all()
+    scores[1][17] = 0.0
+    found.find()
+    assert_same(found, expected(scores, [5, 6], together=together))
+
+
+class Network:
+    """Three layers with their tensors: a convolution that lies channels last, a matrix with ties, a vector."""
+
+    names = ("kaiming_uniform", "signed_constant", "kaiming_normal")
+    fans = (36, 7, 5)
+
+    def __init__(self):
+        torch.manual_seed(0)
+        scores = [torch.randn(30, 4, 3, 3).to(memory_format=torch.channels_last), torch.randn(90, 7).round()]
+        self.scores = on_device([*scores, torch.randn(5)])
+        self.weights = [torch.empty_like(score) for score in self.scores]
+        self.draws = [torch.zeros_like(score, dtype=torch.int32) for score in self.scores]
+        self.kept = [score.numel() // 2 for score in self.scores]
+        self.keys = [philox.key(3, name) for name in self.names]
+        self.distributions = [distributions.get_distribution(name) for name in self.names]
+        self.origins = [
+            (*key, distribution.kind, distribution.unit32(fan))
+            for key, distribution, fan in zip(self.keys, self.distributions, self.fans)
+        ]
+        self.normal = distributions.normal_levels(DEVICE)
+        Regeneration(self.weights, self.draws, self.origins, self.normal).run()
+        self.found = cuts.selection(self.scores, on_device(map(torch.tensor, self.kept)))
+        self.found.find()
+
+    def masks(self):
+        """m on the CPU."""
+        cuts = expected(self.scores, self.kept)
+        return [selection.keeps(score.cpu(), cut) for score, cut in zip(self.scores, cuts)]
+
+
+def test_weights_come_from_their_draws():
+    network = Network()
+    rows = zip(network.weights, network.distributions, network.fans, network.keys)
+    for weight, distribution, fan, key in rows:
+        assert torch.equal(weight.cpu().reshape(-1), distributions.sample(distribution, weight.numel(), fan, key))
+    for number, draw in enumerate(network.draws):
+        draw.fill_(number + 4)
+    Regeneration(network.weights, network.draws, network.origins, network.normal).run()
+    for number, (weight, distribution, fan, key) in enumerate(zip(
+        network.weights, network.distributions, network.fans, network.keys
+    )):  # fmt: skip
+        fresh = distributions.sample(distribution, weight.numel(), fan, key, draw=number + 4)
+        assert torch.equal(weight.cpu().reshape(-1), fresh)
+
+
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_masked_weights(kind):
+    network = Network()
+    masked = [torch.empty_like(weight, dtype=kind) for weight in network.weights]
+    MaskedWeights(network.found, network.weights, masked).compute()
+    for result, weight, mask in zip(masked, network.weights, network.masks()):
+        wanted = torch.where(mask, weight.cpu(), 0.0).to(kind)
+        if kind == torch.bfloat16 and not ON_GPU:  # the interpreter cuts off where hardware rounds
+            torch.testing.assert_close(result, wanted, rtol=2**-7, atol=0)
+            assert torch.equal(result != 0, wanted != 0)
+        else:
+            assert torch.equal(result.cpu(), wanted)
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 5e-4), (0.0, 0.0), (0.9, 0.0)])
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_scores_are_updated_as_by_sgd_on_the_cpu(kind, momentum, weight_decay):
+    network = Network()
+    gradients = [torch.randn_like(weight).to(kind) for weight in network.weights]
+    parameters = [torch.nn.Parameter(score.cpu()) for score in network.scores]
+    optimizer = torch.optim.SGD(parameters, lr=0.3, momentum=momentum, weight_decay=weight_decay)
+    buffers = [torch.zeros_like(score) for score in network.scores]
+    update = ScoreUpdate(network.found, network.weights, buffers, kind == torch.bfloat16)
+    for _ in range(3):
+        for parameter, gradient, weight in zip(parameters, gradients, network.weights):
+            parameter.grad = gradient.cpu().float() * weight.cpu()
+        optimizer.step()
+        update.run(pointers(gradients), torch.tensor(0.3, device=DEVICE), momentum, weight_decay)
+    for score, parameter in zip(network.scores, parameters):
+        assert torch.equal(score.cpu(), parameter.detach())
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_redraw_is_that_of_the_cpu(rate):
+    network, coin = Network(), philox.coin_threshold(rate)
+    before = [weight.cpu().clone() for weight in network.weights]
+    redraw = Redraw(network.found, network.weights, network.draws, network.origins, network.normal)
+    numbers = [3, 3, 4]
+    redraw.run(torch.tensor(numbers, device=DEVICE), coin)
+    changed = 0
+    for i, mask in enumerate(network.masks()):
+        words = philox.philox(torch.arange(mask.numel()), numbers[i], network.keys[i])
+        redrawn = philox.coins(words[1], coin).view(mask.shape) & ~mask
+        fresh = network.distributions[i].values(words, network.fans[i]).view(mask.shape)
+        assert torch.equal(network.weights[i].cpu(), torch.where(redrawn, fresh, before[i]))
+        assert torch.equal(network.draws[i].cpu(), torch.where(redrawn, numbers[i], 0).int())
+        changed += int(redrawn.sum())
+    assert (changed > 0) == (rate > 0)
+
+
+METHODS = {
+    "iterand": ["method.name=iterand", "period=2", "rate=0.5"],
+    "global with floor and schedule": [
+        "method.name=iterand", "period=2", "ranking=global", "floor=0.05", "sparsity=0.8",
+        "sparsity_schedule=cubic", "epochs=1",
+    ],
+    "magnitude": ["method.name=edge_popup", "rank_by=magnitude", "weight_distribution=signed_constant"],
+    "sgd": ["method.name=sgd"],
+    "imp": ["method.name=imp", "epochs=8"],
+}  # fmt: skip
+
+
+def trained(settings, device, fused):
+    """The tensors of a checkpoint after three steps."""
+    base = ["network.name=digits_conv", "network.width_factor=0.125", "training.batch_size=16"]
+    recipe = recipe_file.override(Recipe(name="x"), [*base, *settings])
+    session = Session(recipe, build_network("digits_conv", width_factor=0.125, classes=10, seed=0), 10, device)
+    session.set_learning_rate(0.1)
+    if fused:
+        from iterand.training.fused import FusedStep
+
+        step = FusedStep(session, compile=False, graph=False)
+    else:
+        step = EagerStep(session)
+    generator = torch.Generator().manual_seed(1)
+    for size in (16, 16, 7):
+        images = torch.randn(size, 1, 8, 8, generator=generator)
+        step.train(Batch((images.to(device),), torch.arange(size, device=device) % 10))
+        session.advance(size)
+    return session.capture().tensors
+
+
+@pytest.mark.parametrize("settings", METHODS.values(), ids=METHODS)
+def test_fused_step_is_the_plain_one(settings):
+    plain, fused = trained(settings, CPU, False), trained(settings, DEVICE, True)
+    assert set(plain) == {name for name in fused if name != "random.cuda"}
+    for name, tensor in plain.items():
+        if ON_GPU and tensor.is_floating_point():  # sums inside the network
+            torch.testing.assert_close(fused[name].cpu(), tensor, rtol=1e-3, atol=1e-4)
+        elif not name.startswith("random"):
+            assert torch.equal(fused[name].cpu(), tensor), name
