@@ -223,7 +223,7 @@ def _start() -> _Worker:
         program = _PROGRAM.format(packages=_PACKAGES, handle=theirs.fileno())
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "ignore"}
         process = subprocess.Popen(
-            [sys.executable, "-c", program],
+            [sys.executable, "-P", "-c", program],  # -P: not what happens to lie in the working folder
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=os.environ | environment | _ONE_THREAD,

@@ -59,11 +59,11 @@ def check(located: Located, progress: Callable[[int, int], None]) -> str:
     for part in parts:
         groups = torch.split(torch.arange(len(part.files)), _CHECKED_TOGETHER)
         tasks = (Task(part.contents(group), None) for group in groups)
-        found = decoded(tasks, size=_CHECKED_TOGETHER, images=len(part.files))
-        for group, (_, problems) in zip(groups, found):
-            corrupt += [part.path(int(group[place])) for place in sorted(problems)]
-            done += len(group)
-            progress(done, total)
+        with closing(decoded(tasks, size=_CHECKED_TOGETHER, images=len(part.files))) as results:
+            for group, (_, problems) in zip(groups, results):
+                corrupt += [part.path(int(group[place])) for place in sorted(problems)]
+                done += len(group)
+                progress(done, total)
     if corrupt:
         named = ", ".join(map(str, corrupt[:5])) + (", ..." if len(corrupt) > 5 else "")
         raise DataError(f"{len(corrupt)} of {total:,} images cannot be decoded: {named}; replace or remove them")
