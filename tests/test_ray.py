@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from iterand.cli import reproduce as cli_reproduce
 from iterand.cli import runs_table
 from iterand.cli.main import app
 from iterand.errors import IterandError, MissingExtraError
@@ -128,6 +129,14 @@ def test_options_that_make_no_sense_together(tmp_path, arguments, sentence):
     answer = CliRunner().invoke(app, ["reproduce", "digits", "--out", str(tmp_path), *arguments])
     assert sentence in str(answer.exception)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_ray_prints_does_not_mix_with_results(monkeypatch, capsys):
+    monkeypatch.setattr(cli_reproduce, "connected", lambda address, jobs: nullcontext(with_gpus(0)))
+    with cli_reproduce._place("ray", "auto", 3, None, None) as place:
+        print("(raylet) a node has been marked dead")
+        assert (place.device, place.jobs) == ("cpu", 3)
+    assert capsys.readouterr() == ("", "(raylet) a node has been marked dead\n")
 
 
 def with_gpus(count):

@@ -1,8 +1,9 @@
 """``iterand reproduce``: the experiments."""
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -105,7 +106,8 @@ def _place(
     if engine not in ("local", "ray"):
         raise ValueError(f"unknown engine {engine!r}; it must be local or ray")
     if engine == "ray":
-        with connected(address, jobs) as cluster:
+        # What Ray has to say, of lost machines most of all, it prints: stdout is for results.
+        with redirect_stdout(sys.stderr), connected(address, jobs) as cluster:
             where = cluster.device(device)
             gpus = cluster.gpus_per_run(gpus_per_run, where, jobs)
             # The machines may be any: each record names its own; here stands the one of the command.
