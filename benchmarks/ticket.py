@@ -1,4 +1,4 @@
-"""Size of tickets beside their entropy bound and other ways to store a network; time to write and load one.
+"""Size of tickets beside their entropy bound and other ways to store a network; where the time of writing one goes.
 
     python benchmarks/ticket.py --output docs/records/ticket.json [--only sizes|speed|table|draws]
 
@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 import iterand
+from iterand.benchmarks.ticket import searched
 from iterand.networks import build_network
 from iterand.ticket.accounting import cost
 from iterand.ticket.coding import entropy
@@ -46,24 +47,6 @@ LOADING = {
     "entropy decoding": [("coding.py", "decode")],
     "digest of the weights": [("layers.py", "update")],
 }
-
-
-def searched(name: str, sparsity: float, weights: str, rounds: int, rate: float, step: float | None) -> nn.Module:
-    """A network after some rounds, its scores moved by ``step`` initial deviations before each; None: drawn anew."""
-    generator = torch.Generator().manual_seed(0)
-    model = iterand.prune_(build_network(name), sparsity, weights=weights)
-    deviations = [float(score.detach().std()) for score in iterand.scores(model)]
-    for _ in range(rounds):
-        with torch.no_grad():
-            for score, deviation in zip(iterand.scores(model), deviations):
-                noise = torch.randn(score.shape, generator=generator)
-                score.copy_(noise if step is None else score + noise * deviation * step)
-        iterand.randomize_(model, rate)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_mean.normal_(generator=generator)
-            module.running_var.uniform_(0.5, 2, generator=generator)
-    return model
 
 
 def measured(model: nn.Module, name: str) -> dict[str, Any]:
@@ -101,7 +84,7 @@ def measured(model: nn.Module, name: str) -> dict[str, Any]:
 def sizes() -> list[dict[str, Any]]:
     """The paper's networks, SC, redrawn so often that signs are the cheaper thing to store."""
     return [
-        measured(searched(name, p, "signed_constant", 3, 0.9, 2.0), name) | {"sparsity": p}
+        measured(searched(build_network(name), p, "signed_constant", 3, 0.9, 2.0), name) | {"sparsity": p}
         for name, p in SHAPES.items()
     ]
 
@@ -113,7 +96,7 @@ def draws() -> list[dict[str, Any]]:
     """
     rows = []
     for step in (0.1, None):
-        model = searched("conv6", 0.6, "kaiming_uniform", 117, 0.1, step)
+        model = searched(build_network("conv6"), 0.6, "kaiming_uniform", 117, 0.1, step)
         rows.append(measured(model, "conv6") | {"sparsity": 0.6, "rounds": 117, "rate": 0.1, "step": step})
     return rows
 
@@ -124,7 +107,7 @@ def table() -> list[dict[str, Any]]:
 
     rows = []
     for p in SPARSITIES:
-        model = searched("conv6", p, "signed_constant", 3, 0.9, 2.0)
+        model = searched(build_network("conv6"), p, "signed_constant", 3, 0.9, 2.0)
         row = measured(model, "conv6")
         state = model.state_dict()  # measured folded it
         dense = b"".join(tensor.numpy().tobytes() for tensor in state.values())
@@ -137,7 +120,7 @@ def table() -> list[dict[str, Any]]:
 def speed(repeats: int = 5) -> dict[str, Any]:
     """Write and load a ResNet50-shaped ticket: the first time in a process, the median, and the share of each stage."""
     name = "resnet50_imagenet"
-    model = searched(name, SHAPES[name], "signed_constant", 3, 0.9, 2.0)
+    model = searched(build_network(name), SHAPES[name], "signed_constant", 3, 0.9, 2.0)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.ticket"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from iterand.benchmarks import randomize, select, step
+from iterand.benchmarks import augment, epoch, randomize, select, step, ticket
 from iterand.benchmarks.options import Options
 from iterand.benchmarks.table import Notify, Table
 from iterand.training.environment import describe
@@ -21,6 +21,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "step": step.measure,
     "select": select.measure,
     "randomize": randomize.measure,
+    "augment": augment.measure,
+    "epoch": epoch.measure,
+    "ticket": ticket.measure,
 }
 
 

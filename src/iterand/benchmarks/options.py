@@ -12,7 +12,7 @@ class Options:
 
     device: torch.device
     networks: tuple[str, ...] = ()
-    batch_size: int = 128
+    batch_size: int | None = None
     precision: str | None = None
     repeats: int | None = None
     sizes: tuple[int, ...] = ()
@@ -24,6 +24,17 @@ class Options:
     def on_gpu(self) -> bool:
         """Whether the device is a GPU."""
         return self.device.type == "cuda"
+
+    @property
+    def batch(self) -> int:
+        """Examples a step."""
+        return self.batch_size or (32 if self.short and not self.on_gpu else 128)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Batch size and precision for a recipe; bfloat16 is what GPUs are fast with, not most processors."""
+        precision = self.precision or (None if self.on_gpu else "float32")
+        return (f"batch_size={self.batch}", *([f"precision={precision}"] if precision else []))
 
     def count(self, *, gpu: int, cpu: int, short: int) -> int:
         """How often to measure."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from iterand.benchmarks.options import Options
 from iterand.benchmarks.subjects import subject
@@ -76,8 +77,13 @@ def _regenerate(layers: list[MaskedLayer]) -> Work:
         origins = [
             (*mask.key, mask.distribution.kind or 0, mask.distribution.unit32(mask.settings.fan_in)) for mask in masks
         ]
-        normal = normal_levels(weights[0].device)
-        return Regeneration(weights, draws, origins, normal).run
+        regeneration = Regeneration(weights, draws, origins, normal_levels(weights[0].device))
+
+        def run() -> list[Tensor]:
+            regeneration.run()
+            return draws  # kernels read them by their addresses, so they must stay
+
+        return run
 
     def write() -> None:
         for mask, weight in zip(masks, weights):

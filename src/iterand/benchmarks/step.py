@@ -39,7 +39,7 @@ def measure(options: Options, notify: Notify) -> Table:
     table = Table(
         "step",
         [
-            "A step of the training loop on random inputs; methods take turns in short bursts, ratios are within a round.",
+            "A step of the training loop on random inputs; the methods take turns, and ratios are within a round.",
             f"IteRand's milliseconds include a {PERIOD}th of a randomization.",
             "Peak memory is that of a method alone, from its first step on; host syncs are those of "
             f"{_WATCHED} steps with a randomization among them.",
@@ -68,6 +68,7 @@ def ways(device: torch.device) -> list[Way]:
 
         found += [
             Way("fused", lambda session: FusedStep(session, compile=False, graph=False)),
+            Way("compiled", lambda session: FusedStep(session, compile=True, graph=False)),
             Way("graph", lambda session: FusedStep(session, compile=False, graph=True)),
             Way("compiled graph", lambda session: FusedStep(session, compile=True, graph=True)),
         ]
@@ -137,7 +138,7 @@ def _measure(name: str, way: Way, options: Options, notify: Notify) -> list[Row]
     device = options.device
     subjects = {method: _subject(name, method, options) for method in METHODS}
     network = subjects["sgd"].network()
-    batches = subjects["sgd"].batches(_BATCHES, options.batch_size, device)
+    batches = subjects["sgd"].batches(_BATCHES, options.batch, device)
 
     def contender(method: str) -> Contender:
         return Contender(subjects[method], network, way, batches, device)
@@ -146,7 +147,7 @@ def _measure(name: str, way: Way, options: Options, notify: Notify) -> list[Row]
     for method in METHODS:
         notify(f"step: {name}, {way.name}, {method}")
         precision = subjects[method].recipe.training.precision
-        head = {"network": name, "batch": options.batch_size, "precision": precision, "execution": way.name}
+        head = {"network": name, "batch": options.batch, "precision": precision, "execution": way.name}
         rows[method] = attempt(head | {"method": method}, partial(_alone, contender, method), device)
     whole = [method for method in METHODS if FAILED not in rows[method]]
     notify(f"step: {name}, {way.name}, in turns")
@@ -163,12 +164,8 @@ def _measure(name: str, way: Way, options: Options, notify: Notify) -> list[Row]
 
 
 def _subject(name: str, method: str, options: Options) -> Subject:
-    # bfloat16 is what GPUs are fast with; most processors are not.
-    precision = options.precision or (None if options.on_gpu else "float32")
-    settings = [f"method.name={method}", f"batch_size={options.batch_size}", f"period={PERIOD}"]
-    settings += [f"precision={precision}"] if precision else []
-    settings += [f"learning_rate.initial={_DENSE_RATE}"] if method == "sgd" else []
-    return subject(name, tuple(settings))
+    rate = (f"learning_rate.initial={_DENSE_RATE}",) if method == "sgd" else ()
+    return subject(name, (*options.settings, f"method.name={method}", f"period={PERIOD}", *rate))
 
 
 def _alone(contender: Callable[[str], Contender], method: str) -> Row:

@@ -11,6 +11,8 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from iterand.selection import has_triton
+
 Work = Callable[[], object]
 Name = TypeVar("Name", bound=Hashable)
 
@@ -48,6 +50,10 @@ def forget(device: torch.device) -> None:
     """Give back the memory of what is no longer used."""
     gc.collect()
     if device.type == "cuda":
+        if has_triton():
+            from iterand.kernels import cuts
+
+            cuts.forget()
         torch.cuda.empty_cache()
 
 
@@ -119,6 +125,36 @@ def one_by_one(
             end.synchronize()
             on_device.append(float(begin.elapsed_time(end)))
     return on_device[2:], on_host[2:]
+
+
+class Timer:
+    """Adds up how long the work inside ``with`` blocks takes; a GPU is not waited for before the total is asked for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds = 0.0
+        self._started = 0.0
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def __enter__(self) -> None:
+        if self._device.type == "cuda":
+            self._events.append((_event(), _event()))
+            self._events[-1][0].record()
+        else:
+            self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        if self._device.type == "cuda":
+            self._events[-1][1].record()
+        else:
+            self._seconds += time.perf_counter() - self._started
+
+    def total(self) -> float:
+        """Seconds since the total was asked for last."""
+        wait(self._device)
+        seconds = self._seconds + sum(float(begin.elapsed_time(end)) for begin, end in self._events) / 1000
+        self._seconds, self._events = 0.0, []
+        return seconds
 
 
 def _event() -> torch.cuda.Event:

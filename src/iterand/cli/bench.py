@@ -22,7 +22,7 @@ def bench(
     network: Annotated[
         list[str] | None, typer.Option(help="Recipe whose network is measured, for instance conv6; repeatable.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Examples a step.")] = 128,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a step [128].")] = None,
     precision: Annotated[str | None, typer.Option(help="float32 or bfloat16 [the recipe's; on a CPU float32].")] = None,
     size: Annotated[list[int] | None, typer.Option(min=1, help="For select: scores in a tensor; repeatable.")] = None,
     examples: Annotated[

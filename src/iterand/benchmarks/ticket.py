@@ -1,0 +1,73 @@
+"""Tickets: seconds to write and to load one, and its size."""
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from iterand.benchmarks.options import Options
+from iterand.benchmarks.subjects import Subject, subject
+from iterand.benchmarks.table import Notify, Row, Table, attempt
+from iterand.benchmarks.timing import burst, spread
+from iterand.masking import prune_, scores
+from iterand.randomization import randomize_
+from iterand.ticket import load_ticket, save_ticket
+from iterand.ticket.accounting import cost
+from iterand.ticket.reading import read_ticket
+
+_CPU = torch.device("cpu")
+_ROUNDS, _RATE, _MOVE = 3, 0.9, 2.0  # redrawn so often that signs are the cheaper thing to store
+
+
+def measure(options: Options, notify: Notify) -> Table:
+    """Seconds and bytes of the tickets of networks."""
+    notes = ["On the processor. The networks are searched by moving their scores at random, not by training."]
+    table = Table("ticket", notes)
+    for name in options.networks or (("conv6",) if options.short else ("conv6", "resnet18", "resnet50")):
+        notify(f"ticket: {name}")
+        table.rows.append(attempt({"network": name}, partial(_row, subject(name), options), _CPU))
+    return table
+
+
+def _row(chosen: Subject, options: Options) -> Row:
+    network, method = chosen.recipe.network, chosen.recipe.method
+    model = searched(chosen.network(), method.sparsity, method.weight_distribution, _ROUNDS, _RATE, _MOVE)
+    recipe = {"network": {"name": network.name, "width_factor": network.width_factor, "classes": chosen.classes}}
+    repeats = options.count(gpu=7, cpu=5, short=3)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.ticket"
+        works = {"write": lambda: save_ticket(model, path, recipe=recipe), "load": lambda: load_ticket(path)}
+        times = {what: [burst(work, 1, _CPU) for _ in range(1 + repeats)][1:] for what, work in works.items()}
+        costs = cost(read_ticket(path))
+    weights = sum(layer.weights for layer in costs.layers)
+    return {
+        "weights": weights,
+        "weight_distribution": method.weight_distribution,
+        "sparsity": method.sparsity,
+        **{f"{what}_seconds": spread(values).scaled(1e-3) for what, values in times.items()},
+        "float32_bytes": costs.float32,
+        "ticket_bytes": costs.file,
+        "bits_a_weight": 8 * costs.file / weights,
+    }
+
+
+def searched(
+    network: nn.Module, sparsity: float, weights: str, rounds: int, rate: float, move: float | None
+) -> nn.Module:  # fmt: skip
+    """A network after some rounds, its scores moved by ``move`` initial deviations before each; None: drawn anew."""
+    generator = torch.Generator().manual_seed(0)
+    model = prune_(network, sparsity, weights=weights)
+    deviations = [float(score.detach().std()) for score in scores(model)]
+    for _ in range(rounds):
+        with torch.no_grad():
+            for score, deviation in zip(scores(model), deviations):
+                noise = torch.randn(score.shape, generator=generator)
+                score.copy_(noise if move is None else score + noise * deviation * move)
+        randomize_(model, rate)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None and module.running_var is not None:
+            module.running_mean.normal_(generator=generator)
+            module.running_var.uniform_(0.5, 2, generator=generator)
+    return model
