@@ -16,6 +16,7 @@ from iterand.training.session import Session
 from iterand.training.steps import Step
 
 CHECKPOINT_SECONDS = 10.0  # at most this much work, or one step, is lost when a run is killed
+_QUICK_SAVING = 0.5  # seconds; what takes longer to save is saved less often, so that it takes 5 % of the time at most
 
 
 class Observer(Protocol):
@@ -53,19 +54,17 @@ def train(
 ) -> Iterator[None]:
     """Train from wherever the session stands to the end, saving as it goes; each step is done when it is asked for."""
     recipe, ranks = session.recipe, session.ranks
-    saved_at = time.monotonic()
-    started = saved_at - session.seconds
+    saving = _Saving(session, folder)
+    started = time.monotonic() - session.seconds
     while session.epoch < recipe.training.epochs:
         for batch in _begin_epoch(session, data.train):
             step.train(batch)
             session.advance(ranks.whole(len(batch.labels)))
             session.seconds = time.monotonic() - started
             observer.step(session)
-            due = time.monotonic() - saved_at > CHECKPOINT_SECONDS
             stop = ranks.any(request.asked)
-            if stop or (due and session.step < session.steps_per_epoch):
-                folder.save(session.capture())
-                saved_at = time.monotonic()
+            if stop or (saving.due() and session.step < session.steps_per_epoch):
+                saving.save()
             if stop:
                 raise Interrupted
             yield
@@ -76,9 +75,27 @@ def train(
         folder.log(metrics)
         observer.epoch(session, metrics)
         last = session.epoch == recipe.training.epochs
-        if session.epoch == 1 or last or time.monotonic() - saved_at > CHECKPOINT_SECONDS:
-            folder.save(session.capture())
-            saved_at = time.monotonic()
+        if session.epoch == 1 or last or saving.due():
+            saving.save()
+
+
+class _Saving:
+    """Saves a session from time to time."""
+
+    def __init__(self, session: Session, folder: RunFolder) -> None:
+        self._session, self._folder = session, folder
+        self._saved_at, self._took = time.monotonic(), 0.0
+
+    def due(self) -> bool:
+        """Whether the last time is long enough ago."""
+        return time.monotonic() - self._saved_at > CHECKPOINT_SECONDS * max(1.0, self._took / _QUICK_SAVING)
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        started = time.monotonic()
+        self._folder.save(self._session.capture())
+        self._saved_at = time.monotonic()
+        self._took = self._saved_at - started
 
 
 def _begin_epoch(session: Session, split: Split) -> Iterator[Batch]:
