@@ -11,6 +11,7 @@ import torch
 from iterand.benchmarks import augment, epoch, randomize, select, step, ticket
 from iterand.benchmarks.options import Options
 from iterand.benchmarks.table import Notify, Table
+from iterand.benchmarks.targets import verdicts
 from iterand.training.environment import describe
 
 FORMAT = "iterand benchmark 1"
@@ -39,11 +40,14 @@ def find(name: str) -> Benchmark:
 def run(benchmarks: Sequence[Benchmark], options: Options, notify: Notify) -> dict[str, Any]:
     """The record of some benchmarks: all that a reader of the numbers needs."""
     with torch.cuda.device(options.device) if options.on_gpu else contextlib.nullcontext():
-        tables = [measure(options, notify) for measure in benchmarks]
+        measured = [measure(options, notify) for measure in benchmarks]
+    environment = describe(options.device) | {"triton": _version("triton")}
+    tables = {table.name: table.as_dict() for table in measured}
     return {
         "format": FORMAT,
-        "environment": describe(options.device) | {"triton": _version("triton")},
-        "benchmarks": {table.name: table.as_dict() for table in tables},
+        "environment": environment,
+        "benchmarks": tables,
+        "targets": verdicts(environment, tables),
     }
 
 

@@ -23,13 +23,15 @@ def heading(column: str) -> str:
 
 def is_number(value: Any) -> bool:
     """Whether a cell is set to the right."""
-    return isinstance(value, (int, float, Mapping))
+    return isinstance(value, (int, float, Mapping)) and not isinstance(value, bool)
 
 
 def cell(column: str, value: Any) -> str:
     """A value for people: of a spread the median, and the 10th to the 90th percentile behind it."""
     if value is None:
         return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, Mapping):
         return f"{_number(value['median'])} ({_number(value['p10'])}–{_number(value['p90'])})"
     if column.endswith("_bytes"):

@@ -26,9 +26,14 @@ class Options:
         return self.device.type == "cuda"
 
     @property
+    def little(self) -> bool:
+        """Whether to measure small things only."""
+        return self.short and not self.on_gpu
+
+    @property
     def batch(self) -> int:
         """Examples a step."""
-        return self.batch_size or (32 if self.short and not self.on_gpu else 128)
+        return self.batch_size or (32 if self.little else 128)
 
     @property
     def settings(self) -> tuple[str, ...]:

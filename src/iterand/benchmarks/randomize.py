@@ -26,7 +26,7 @@ def measure(options: Options, notify: Notify) -> Table:
             "'regenerate' writes all weights as their draws say, 'copy' as a stored copy says.",
         ],
     )
-    default = ("conv6", "resnet18") if options.short and not options.on_gpu else ("conv6", "resnet18", "resnet50")
+    default = ("conv6",) if options.little else ("conv6", "resnet18", "resnet50")
     for name in options.networks or default:
         table.rows += _rows(name, options, notify)
     return table

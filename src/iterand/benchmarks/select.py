@@ -27,8 +27,8 @@ def measure(options: Options, notify: Notify) -> Table:
         ],
     )
     default = ("conv6", "resnet18", "resnet50")
-    networks = options.networks or (() if options.sizes else default[:2] if options.short else default)
-    powers = range(5 if options.short else 6, 10 if options.on_gpu else 8)
+    networks = options.networks or (() if options.sizes else default[:1] if options.little else default)
+    powers = range(6, 10) if options.on_gpu else range(5, 7) if options.short else range(6, 8)
     sizes = options.sizes or (() if options.networks else [10**power for power in powers])
     for name in networks:
         shapes = [parameter.shape for parameter in subject(name).network().parameters() if parameter.ndim > 1]

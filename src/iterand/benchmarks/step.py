@@ -46,7 +46,7 @@ def measure(options: Options, notify: Notify) -> Table:
         ],
     )
     default = ("conv6", "resnet18", "resnet50", "resnet20") if options.on_gpu else ("conv6", "resnet20")
-    for name in options.networks or (default[:1] if options.short and not options.on_gpu else default):
+    for name in options.networks or (default[:1] if options.little else default):
         for way in ways(options.device):
             table.rows += _measure(name, way, options, notify)
     return table

@@ -61,17 +61,12 @@ def bench(
 def _print(found: dict[str, Any]) -> None:
     surroundings = found["environment"]
     for name, result in found["benchmarks"].items():
-        rows = result["rows"]
-        table = Table(title=name, title_justify="left", box=None, header_style="bold", title_style="bold")
-        columns = cells.columns(rows)
-        for column in columns:
-            right = any(cells.is_number(row.get(column)) for row in rows)
-            table.add_column(cells.heading(column), justify="right" if right else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(cells.cell(column, row.get(column)) for column in columns))
-        out.print(table)
+        _print_table(name, result["rows"])
         for note in result["notes"]:
             out.print(note, highlight=False, style="dim")
+        out.print()
+    if found["targets"]:
+        _print_table("targets", found["targets"])
         out.print()
     out.print(
         f"{machine(surroundings)}, {surroundings['hardware']['threads']} threads, torch {surroundings['torch']}, "
@@ -80,3 +75,14 @@ def _print(found: dict[str, Any]) -> None:
     )
     if any(FAILED in row for result in found["benchmarks"].values() for row in result["rows"]):
         err.print("[yellow]warning:[/] some could not be measured; the table says why")
+
+
+def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", title_style="bold")
+    columns = cells.columns(rows)
+    for column in columns:
+        right = any(cells.is_number(row.get(column)) for row in rows)
+        table.add_column(cells.heading(column), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(cells.cell(column, row.get(column)) for column in columns))
+    out.print(table)

@@ -1,0 +1,57 @@
+"""Put the measured tables into benchmarks/README.md, from the records beside it.
+
+iterand bench step --json > benchmarks/records/step-h200.json
+python benchmarks/tables.py
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from iterand.benchmarks import cells
+from iterand.experiments.report.formatting import machine
+
+HERE = Path(__file__).parent
+README = HERE / "README.md"
+RECORDS = HERE / "records"
+BEGIN, END = "<!-- begin: written by benchmarks/tables.py -->", "<!-- end -->"
+
+
+def filled(page: str, records: Path) -> str:
+    """The page with the tables of all records between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    paths = sorted(records.glob("*.json"))
+    parts = [line for path in paths for line in _tables(path)] or ["No record yet.", ""]
+    return "\n".join([before + BEGIN, "", *parts, END + after])
+
+
+def _tables(path: Path) -> Iterator[str]:
+    record = json.loads(path.read_text())
+    environment = record["environment"]
+    hardware = environment["hardware"]
+    for name, result in record["benchmarks"].items():
+        yield from (f"### {name}: {machine(environment)}", "")
+        yield f"`{environment['command']}`, {hardware['cores']} cores of {hardware['cpu']}, torch {environment['torch']},"
+        yield f"Triton {environment['triton']}, Python {environment['python']}; median (10th–90th percentile);"
+        yield from (f"[record](records/{path.name}).", "", *_markdown(result["rows"]), "")
+        yield from (*(f"- {note}" for note in result["notes"]), "")
+    if record["targets"]:
+        yield from (f"### targets: {machine(environment)}", "", *_markdown(record["targets"]), "")
+
+
+def _markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    columns = cells.columns(rows)
+    yield _line(map(cells.heading, columns))
+    yield _line("---:" if any(cells.is_number(row.get(column)) for row in rows) else "---" for column in columns)
+    for row in rows:
+        yield _line(cells.cell(column, row.get(column)).replace("|", r"\|") for column in columns)
+
+
+def _line(texts: Any) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+if __name__ == "__main__":
+    README.write_text(filled(README.read_text(), RECORDS))

@@ -1,0 +1,66 @@
+"""What the engine is meant to reach, and whether a record says that it does."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_FASTEST = "compiled graph"
+_SEARCHES = ("edge_popup", "iterand")
+
+
+@dataclass(frozen=True)
+class Target:
+    """No row of a benchmark with these values may be above the limit in this column."""
+
+    benchmark: str
+    rows: dict[str, Any]
+    column: str
+    limit: float
+    gpu: str | None = ""
+    """A word in the name of the GPU that it is meant for; None for a processor."""
+
+    def fits(self, hardware: Mapping[str, Any]) -> bool:
+        """Whether it is meant for this machine."""
+        return "gpu" not in hardware if self.gpu is None else "gpu" in hardware and self.gpu in hardware["gpu"]
+
+
+def _masked(network: str, limit: float, execution: str = _FASTEST, gpu: str | None = "") -> Iterator[Target]:
+    for method in _SEARCHES:
+        rows = {"network": network, "execution": execution, "method": method, "batch": 128}
+        yield Target("step", rows, "ratio_to_dense", limit, gpu)
+        if gpu is not None:
+            yield Target("step", rows, "memory_ratio", 1.05, gpu)
+            yield Target("step", rows, "host_syncs", 0, gpu)
+
+
+TARGETS = (
+    *_masked("conv6", 1.06),
+    *_masked("resnet18", 1.03),
+    *_masked("resnet50", 1.03),
+    *_masked("conv6", 1.10, "eager", None),
+    Target("step", {"network": "resnet18", "execution": _FASTEST, "method": "sgd"}, "milliseconds", 2.39, "H200"),
+    Target("randomize", {"network": "resnet18", "what": "randomize"}, "milliseconds", 0.1, "H200"),
+    Target("randomize", {"network": "resnet50", "what": "randomize"}, "milliseconds", 0.2, "H200"),
+)
+
+
+def verdicts(environment: Mapping[str, Any], tables: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each target that was measured here: its limit, what came out (of several times the median), whether it is met."""
+    found = []
+    for target in TARGETS:
+        for row in tables.get(target.benchmark, {}).get("rows", ()) if target.fits(environment["hardware"]) else ():
+            value = row.get(target.column)
+            if value is not None and all(row.get(name) == wanted for name, wanted in target.rows.items()):
+                measured = value["median"] if isinstance(value, Mapping) else value
+                what = ", ".join(str(wanted) for name, wanted in target.rows.items() if name != "batch")
+                found.append(
+                    {
+                        "benchmark": target.benchmark,
+                        "what": what,
+                        "column": target.column,
+                        "limit": target.limit,
+                        "measured": measured,
+                        "met": measured <= target.limit,
+                    }
+                )
+    return found
