@@ -33,9 +33,9 @@ def _tables(path: Path) -> Iterator[str]:
     hardware = environment["hardware"]
     for name, result in record["benchmarks"].items():
         yield from (f"### {name}: {machine(environment)}", "")
-        yield f"`{environment['command']}`, {hardware['cores']} cores of {hardware['cpu']}, torch {environment['torch']},"
-        yield f"Triton {environment['triton']}, Python {environment['python']}; median (10th–90th percentile);"
-        yield from (f"[record](records/{path.name}).", "", *_markdown(result["rows"]), "")
+        yield f"`{environment['command']}`, {hardware['cores']} cores of {hardware['cpu']},"
+        yield f"torch {environment['torch']}, Triton {environment['triton']}, Python {environment['python']};"
+        yield from (f"median (10th–90th percentile); [record](records/{path.name}).", "", *_markdown(result["rows"]), "")
         yield from (*(f"- {note}" for note in result["notes"]), "")
     if record["targets"]:
         yield from (f"### targets: {machine(environment)}", "", *_markdown(record["targets"]), "")
