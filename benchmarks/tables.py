@@ -35,8 +35,8 @@ def _tables(path: Path) -> Iterator[str]:
         yield from (f"### {name}: {machine(environment)}", "")
         yield f"`{environment['command']}`, {hardware['cores']} cores of {hardware['cpu']},"
         yield f"torch {environment['torch']}, Triton {environment['triton']}, Python {environment['python']};"
-        yield from (f"median (10th–90th percentile); [record](records/{path.name}).", "", *_markdown(result["rows"]), "")
-        yield from (*(f"- {note}" for note in result["notes"]), "")
+        yield f"median (10th–90th percentile); [record](records/{path.name})."
+        yield from ("", *_markdown(result["rows"]), "", *(f"- {note}" for note in result["notes"]), "")
     if record["targets"]:
         yield from (f"### targets: {machine(environment)}", "", *_markdown(record["targets"]), "")
 
