@@ -18,6 +18,7 @@ from iterand.training.session import Session
 from iterand.training.steps import EagerStep
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),  # torch.compile's own
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
@@ -32,7 +33,7 @@ def session_of(network, settings=()):
         100,
         DEVICE,
     )
-    session.set_learning_rate(0.1)
+    session.set_learning_rate(0.01 if recipe.method.trains_weights else 0.1)
     return session
 
 
@@ -197,7 +198,7 @@ def test_large_selection(count):
         found.find()
         threshold, last = found.thresholds[0], found.lasts[0]
         assert int(selection.keeps(score, selection.Cut(threshold, last)).sum()) == count // 3
-        score.mul_(0.9999)
+        score.mul_(0.99999)
     assert found.misses().item() < 3
 
 

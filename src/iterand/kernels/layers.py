@@ -1,15 +1,17 @@
 """Several tensors as one piece of work: which program works on which part of which tensor."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 4096
+BLOCK = 1024
 """Elements a program works on at a time."""
+
+EXACT = {"enable_fp_fusion": False}
+"""How kernels are compiled: no product is fused with a sum unless the code says so, since that rounds differently."""
 
 
 class Layers:
@@ -57,32 +59,36 @@ def same_order(*tensors: Tensor) -> bool:
 
 def _shape(tensor: Tensor) -> tuple[int, int]:
     if tensor.is_contiguous():
-        return max(tensor.numel(), 1), 1
+        return 1, 1
     if not is_dense(tensor):
         raise ValueError(f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} has gaps")
     return tensor.shape[1], tensor.shape[2] * tensor.shape[3]
 
 
 @triton.jit
-def locate(owner: Any, table: Any, block: Any, BLOCK: tl.constexpr) -> Any:
-    """Tensor, positions in its memory, and which of these exist."""
+def locate(owner, table, block, BLOCK: tl.constexpr):
+    """Tensor, where a block of its memory starts, the places from there on, and which of these exist."""
     layer = tl.load(owner + block)
-    count = tl.load(table + layer * 4)
-    first = tl.load(table + layer * 4 + 1)
-    position = (block - first) * BLOCK + tl.arange(0, BLOCK)
-    return layer, position, position < count
+    start = (block - tl.load(table + layer * 4 + 1)) * BLOCK
+    lane = tl.arange(0, BLOCK)
+    left = tl.minimum(tl.load(table + layer * 4) - start, BLOCK).to(tl.int32)
+    return layer, start, lane, lane < left
 
 
 @triton.jit
-def index_of(table: Any, layer: Any, position: Any) -> Any:
-    """The index of the element at a position of a tensor's memory."""
+def index_of(table, layer, start, lane):
+    """The indices of the elements at these places of a tensor's memory."""
     channels = tl.load(table + layer * 4 + 2)
     pixels = tl.load(table + layer * 4 + 3)
-    inside = position % (channels * pixels)
-    return position - inside + inside % channels * pixels + inside // channels
+    whole = channels * pixels
+    before = start % whole  # divisions of 32 bits from here on
+    place = before.to(tl.int32) + lane
+    inside = place % whole.to(tl.int32)
+    index = place - inside + inside % channels.to(tl.int32) * pixels.to(tl.int32) + inside // channels.to(tl.int32)
+    return (start - before) + tl.where(pixels == 1, place, index)
 
 
 @triton.jit
-def floats(addresses: Any, layer: Any) -> Any:
+def floats(addresses, layer):
     """The address of one tensor of float32 among several."""
     return tl.load(addresses + layer).to(tl.pointer_type(tl.float32))

@@ -1,15 +1,15 @@
 """θ ⊙ m for all layers in one pass, and the update of all scores in another."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from iterand.kernels.layers import BLOCK, floats, locate, pointers
-from iterand.kernels.selection import Selection, keeps, ordered
+from iterand.kernels.layers import BLOCK, EXACT, floats, locate, pointers
+from iterand.kernels.ranking import keeps, ordered
+from iterand.kernels.selection import Selection
 
 
 class MaskedWeights:
@@ -28,7 +28,7 @@ class MaskedWeights:
         found, layers = self._selection, self._selection.layers
         _apply[(layers.blocks,)](
             layers.owner, layers.table, found.scores, self._weights, self._masked, found.thresholds, found.lasts,
-            BLOCK=BLOCK, MAGNITUDE=found.magnitude, HALF=self._half,
+            BLOCK=BLOCK, MAGNITUDE=found.magnitude, HALF=self._half, **EXACT,
         )  # fmt: skip
 
 
@@ -55,50 +55,50 @@ class ScoreUpdate:
             layers.owner, layers.table, self._selection.scores, self._weights, self._buffers, gradients,
             learning_rate, momentum, weight_decay,
             BLOCK=BLOCK, HALF=self._half, MAGNITUDE=self._selection.magnitude, DECAYS=weight_decay != 0,
-            MOVES=momentum != 0, enable_fp_fusion=False,
+            MOVES=momentum != 0, **EXACT,
         )  # fmt: skip
 
 
 @triton.jit
 def _apply(
-    owner: Any, table: Any, scores: Any, weights: Any, masked: Any, thresholds: Any, lasts: Any,
+    owner, table, scores, weights, masked, thresholds, lasts,
     BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    layer, position, exists = locate(owner, table, tl.program_id(0), BLOCK)
-    score = tl.load(floats(scores, layer) + position, mask=exists, other=0.0)
-    weight = tl.load(floats(weights, layer) + position, mask=exists, other=0.0)
+    layer, start, lane, exists = locate(owner, table, tl.program_id(0), BLOCK)
+    score = tl.load(floats(scores, layer) + start + lane, mask=exists, other=0.0)
+    weight = tl.load(floats(weights, layer) + start + lane, mask=exists, other=0.0)
     threshold = tl.load(thresholds + layer)
-    kept = keeps(ordered(score, MAGNITUDE), threshold, tl.load(lasts + layer), table, layer, position, exists)
+    kept = keeps(ordered(score, MAGNITUDE), threshold, tl.load(lasts + layer), table, layer, start, lane, exists)
     # A threshold that is NaN spreads instead of leaving a silent network of zeros.
     result = tl.where(kept, weight, tl.where(threshold == threshold, 0.0, threshold))
     if HALF:
         target = tl.load(masked + layer).to(tl.pointer_type(tl.bfloat16))
-        tl.store(target + position, result.to(tl.bfloat16), mask=exists)
+        tl.store(target + start + lane, result.to(tl.bfloat16), mask=exists)
     else:
-        tl.store(floats(masked, layer) + position, result, mask=exists)
+        tl.store(floats(masked, layer) + start + lane, result, mask=exists)
 
 
 @triton.jit
 def _update(
-    owner: Any, table: Any, scores: Any, weights: Any, buffers: Any, gradients: Any, learning_rate: Any,
-    momentum: Any, weight_decay: Any,
+    owner, table, scores, weights, buffers, gradients, learning_rate,
+    momentum, weight_decay,
     BLOCK: tl.constexpr, HALF: tl.constexpr, MAGNITUDE: tl.constexpr, DECAYS: tl.constexpr, MOVES: tl.constexpr,
 ):  # fmt: skip
-    layer, position, exists = locate(owner, table, tl.program_id(0), BLOCK)
+    layer, start, lane, exists = locate(owner, table, tl.program_id(0), BLOCK)
     if HALF:
         source = tl.load(gradients + layer).to(tl.pointer_type(tl.bfloat16))
-        gradient = tl.load(source + position, mask=exists, other=0.0).to(tl.float32)
+        gradient = tl.load(source + start + lane, mask=exists, other=0.0).to(tl.float32)
     else:
-        gradient = tl.load(floats(gradients, layer) + position, mask=exists, other=0.0)
-    at_score = floats(scores, layer) + position
+        gradient = tl.load(floats(gradients, layer) + start + lane, mask=exists, other=0.0)
+    at_score = floats(scores, layer) + start + lane
     score = tl.load(at_score, mask=exists, other=0.0)
-    step = gradient * tl.load(floats(weights, layer) + position, mask=exists, other=0.0)
+    step = gradient * tl.load(floats(weights, layer) + start + lane, mask=exists, other=0.0)
     if MAGNITUDE:  # what is ranked is |s|
         step = step * tl.where(score > 0, 1.0, tl.where(score < 0, -1.0, 0.0))
     if DECAYS:
         step = tl.fma(score, tl.zeros_like(score) + weight_decay, step)
     if MOVES:
-        at_buffer = floats(buffers, layer) + position
+        at_buffer = floats(buffers, layer) + start + lane
         step = tl.load(at_buffer, mask=exists, other=0.0) * momentum + step
         tl.store(at_buffer, step, mask=exists)
     tl.store(at_score, tl.fma(step, tl.zeros_like(score) - tl.load(learning_rate), score), mask=exists)

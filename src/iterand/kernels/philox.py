@@ -1,13 +1,11 @@
 """Philox4x32-10 and the distributions in Triton: the bits of ``iterand.philox`` and ``iterand.distributions``."""
 
-from typing import Any
-
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def words(index: Any, draw: Any, key0: Any, key1: Any) -> Any:
+def words(index, draw, key0, key1):
     """The first two words of the weight at this index in this draw."""
     c0 = index.to(tl.uint32)
     c1 = (index >> 32).to(tl.uint32)
@@ -30,7 +28,7 @@ def words(index: Any, draw: Any, key0: Any, key1: Any) -> Any:
 
 
 @triton.jit
-def value(word: Any, kind: Any, unit: Any, normal: Any) -> Any:
+def value(word, kind, unit, normal):
     """level · unit, with the level that the word stands for; ``kind`` is that of the ``Distribution``."""
     if kind == 0:
         level = ((word >> 8) * 2).to(tl.int32) - 16777215

@@ -1,7 +1,6 @@
 """Randomize, Eq. (3), for all layers in one launch: coin, fresh value and draw; and all weights from their draws."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -9,9 +8,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from iterand.kernels.layers import BLOCK, Layers, floats, index_of, locate, pointers
+from iterand.kernels.layers import BLOCK, EXACT, Layers, floats, index_of, locate, pointers
 from iterand.kernels.philox import value, words
-from iterand.kernels.selection import Selection, keeps, ordered
+from iterand.kernels.ranking import keeps, ordered
+from iterand.kernels.selection import Selection
 
 Origin = tuple[int, int, int, float]
 """Where a layer's weights come from: the two words of its key, the kind of its distribution, its unit."""
@@ -38,7 +38,7 @@ class Redraw:
         _redraw[(layers.blocks,)](
             layers.owner, layers.table, found.scores, self._weights, self._draws, self._origins, self._normal,
             found.thresholds, found.lasts, numbers, threshold,
-            BLOCK=BLOCK, MAGNITUDE=found.magnitude,
+            BLOCK=BLOCK, MAGNITUDE=found.magnitude, **EXACT,
         )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ class Regeneration:
         """All of them, in one launch."""
         layers = self._layers
         _regenerate[(layers.blocks,)](
-            layers.owner, layers.table, self._weights, self._draws, self._origins, self._normal, BLOCK=BLOCK
+            layers.owner, layers.table, self._weights, self._draws, self._origins, self._normal, BLOCK=BLOCK, **EXACT
         )
 
 
@@ -66,7 +66,7 @@ def _table(origins: Sequence[Origin], device: torch.device) -> Tensor:
 
 
 @triton.jit
-def _fresh(origin: Any, normal: Any, layer: Any, index: Any, draw: Any) -> Any:
+def _fresh(origin, normal, layer, index, draw):
     """The word of the coin and the value of each weight in a draw."""
     row = origin + layer * 4
     first, second = words(index, draw, tl.load(row), tl.load(row + 1))
@@ -76,28 +76,35 @@ def _fresh(origin: Any, normal: Any, layer: Any, index: Any, draw: Any) -> Any:
 
 @triton.jit
 def _redraw(
-    owner: Any, table: Any, scores: Any, weights: Any, draws: Any, origin: Any, normal: Any, thresholds: Any,
-    lasts: Any, numbers: Any, coin: Any,
+    owner, table, scores, weights, draws, origin, normal, thresholds,
+    lasts, numbers, coin,
     BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr,
 ):  # fmt: skip
-    layer, position, exists = locate(owner, table, tl.program_id(0), BLOCK)
-    score = tl.load(floats(scores, layer) + position, mask=exists, other=0.0)
+    layer, start, lane, exists = locate(owner, table, tl.program_id(0), BLOCK)
+    score = tl.load(floats(scores, layer) + start + lane, mask=exists, other=0.0)
     kept = keeps(
-        ordered(score, MAGNITUDE), tl.load(thresholds + layer), tl.load(lasts + layer), table, layer, position, exists
+        ordered(score, MAGNITUDE),
+        tl.load(thresholds + layer),
+        tl.load(lasts + layer),
+        table,
+        layer,
+        start,
+        lane,
+        exists,
     )
     number = tl.load(numbers + layer).to(tl.int32)
-    word, fresh = _fresh(origin, normal, layer, index_of(table, layer, position), number)
+    word, fresh = _fresh(origin, normal, layer, index_of(table, layer, start, lane), number)
     redraw = exists & (kept == 0) & (word.to(tl.int64) < coin)
-    tl.store(floats(weights, layer) + position, fresh, mask=redraw)
+    tl.store(floats(weights, layer) + start + lane, fresh, mask=redraw)
     draw = tl.load(draws + layer).to(tl.pointer_type(tl.int32))
-    tl.store(draw + position, tl.zeros_like(position).to(tl.int32) + number, mask=redraw)
+    tl.store(draw + start + lane, tl.zeros_like(lane) + number, mask=redraw)
 
 
 @triton.jit
 def _regenerate(
-    owner: Any, table: Any, weights: Any, draws: Any, origin: Any, normal: Any, BLOCK: tl.constexpr
+    owner, table, weights, draws, origin, normal, BLOCK: tl.constexpr
 ):  # fmt: skip
-    layer, position, exists = locate(owner, table, tl.program_id(0), BLOCK)
-    draw = tl.load(tl.load(draws + layer).to(tl.pointer_type(tl.int32)) + position, mask=exists, other=0)
-    _, fresh = _fresh(origin, normal, layer, index_of(table, layer, position), draw)
-    tl.store(floats(weights, layer) + position, fresh, mask=exists)
+    layer, start, lane, exists = locate(owner, table, tl.program_id(0), BLOCK)
+    draw = tl.load(tl.load(draws + layer).to(tl.pointer_type(tl.int32)) + start + lane, mask=exists, other=0)
+    _, fresh = _fresh(origin, normal, layer, index_of(table, layer, start, lane), draw)
+    tl.store(floats(weights, layer) + start + lane, fresh, mask=exists)

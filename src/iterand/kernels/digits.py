@@ -1,0 +1,131 @@
+"""Finding the cut from nowhere: the bits of scores, and of indices where scores are equal, eleven at a time."""
+
+import triton
+import triton.language as tl
+
+from iterand.kernels.layers import index_of, locate
+from iterand.kernels.ranking import (
+    ABOVE,
+    FAILED,
+    FOUND,
+    MISSES,
+    NAN,
+    kept_of,
+    ranked,
+    unordered,
+    write_cut,
+    write_nothing,
+)
+
+
+@triton.jit
+def _digit(key, index, ROUND: tl.constexpr):
+    """Eleven bits of (key, index) in the order in which scores are kept; the later the round, the lower the bits."""
+    if ROUND < 3:
+        shifted = (key ^ -2147483648).to(tl.uint32, bitcast=True)
+        if ROUND == 0:
+            digit = shifted >> 21
+        elif ROUND == 1:
+            digit = (shifted >> 10) & 2047
+        else:
+            digit = shifted & 1023
+    else:
+        digit = (0x1FFFFFFFF - index) >> (11 * (5 - ROUND)) & 2047
+    return digit.to(tl.int32)
+
+
+@triton.jit
+def _chosen_digit(digits, need, DIGITS: tl.constexpr):
+    """The digit of the ``need``-th highest, how many of these are left to find, and how many share the digit."""
+    value = tl.arange(0, DIGITS)
+    count = tl.load(digits + value).to(tl.int64)
+    total = tl.sum(count, 0)
+    down = total - tl.cumsum(count, 0)  # with a higher digit
+    chosen = tl.max(tl.where(down + count >= need, value, -1), 0)
+    here = value == chosen
+    return chosen, need - tl.sum(tl.where(here, down, 0), 0), tl.sum(tl.where(here, count, 0), 0)
+
+
+@triton.jit
+def count_digits(
+    owner, table, scores, members, first_thresholds, first_lasts, ranges,
+    kept, numbers, any_failed, digits, blocks,
+    ROUND: tl.constexpr, ROUNDS: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr,
+    MAGNITUDE: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    """Count the digits of a round among the scores whose digits before are those of the cut."""
+    if tl.load(any_failed) != 0:
+        share = tl.cdiv(blocks, tl.num_programs(0))
+        begin = tl.program_id(0) * share
+        for block in range(begin, tl.minimum(begin + share, blocks)):
+            layer, start, lane, exists = locate(owner, table, block, BLOCK)
+            group = tl.load(members + layer * 2)
+            if tl.load(numbers + group * 6 + FAILED) != 0:
+                key, _ = ranked(
+                    scores, table, layer, start, lane, exists, first_thresholds, first_lasts, MAGNITUDE, FIRST
+                )  # fmt: skip
+                index = lane
+                if ROUND >= 3:
+                    index = index_of(table, layer, start, lane) + tl.load(members + layer * 2 + 1)
+                need = kept_of(ranges, kept, group)
+                rows = digits + group * (ROUNDS * DIGITS)
+                for number in tl.static_range(ROUND):
+                    chosen, need, _ = _chosen_digit(rows + number * DIGITS, need, DIGITS)
+                    exists = exists & (_digit(key, index, number) == chosen)
+                digit = tl.where(exists, _digit(key, index, ROUND), 0)
+                place = rows + ROUND * DIGITS
+                many = tl.sum(exists.to(tl.int32), 0)
+                if many > BLOCK // 8:
+                    count = tl.histogram(digit, DIGITS)
+                    count -= tl.where(tl.arange(0, DIGITS) == 0, BLOCK - many, 0)
+                    tl.atomic_add(place + tl.arange(0, DIGITS), count, mask=count > 0, sem="relaxed")
+                elif many > 0:
+                    tl.atomic_add(place + digit, 1, mask=exists, sem="relaxed")
+
+
+@triton.jit
+def settle(
+    members, ranges, kept, bracket, numbers, any_failed, digits,
+    thresholds, lasts,
+    ROUNDS: tl.constexpr, DIGITS: tl.constexpr, WANTED: tl.constexpr, CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """Put the cut together from its digits, where these were counted, and make ready for the next time."""
+    group = tl.program_id(0)
+    row = numbers + group * 6
+    need = kept_of(ranges, kept, group)
+    if need == 0:
+        write_nothing(ranges, group, thresholds, lasts)
+    elif tl.load(row + FAILED) != 0:
+        rows = digits + group * (ROUNDS * DIGITS)
+        high, need, many = _chosen_digit(rows, need, DIGITS)
+        middle, need, _ = _chosen_digit(rows + DIGITS, need, DIGITS)
+        low, need, _ = _chosen_digit(rows + 2 * DIGITS, need, DIGITS)
+        index = 0x1FFFFFFFF + need - need
+        for number in tl.static_range(3, ROUNDS):
+            digit, need, _ = _chosen_digit(rows + number * DIGITS, need, DIGITS)
+            index -= digit.to(tl.int64) << (11 * (5 - number))
+        key = ((high << 21) | (middle << 10) | low) ^ -2147483648
+        threshold = unordered(key)
+        if key == 0x7FFFFFFF:
+            write_nothing(ranges, group, thresholds, lasts)
+        else:
+            write_cut(members, ranges, group, threshold, index, thresholds, lasts)
+        # As wide as holds the wanted number, if scores lie as densely as around their first digit.
+        bottom = unordered((high << 21) ^ -2147483648)
+        top = unordered(((high << 21) | 0x1FFFFF) ^ -2147483648)
+        width = (top - bottom) * (0.5 * WANTED / many.to(tl.float32))
+        moved = tl.abs(threshold - tl.load(bracket + group * 2))
+        if tl.load(row + MISSES) > 0:  # there was a cut before
+            width = tl.minimum(tl.maximum(width, 2 * moved), width * (0.5 * CANDIDATES / WANTED))
+        tl.store(bracket + group * 2, threshold)
+        tl.store(bracket + group * 2 + 1, width)
+        tl.store(row + MISSES, tl.load(row + MISSES) + 1)
+        for number in tl.static_range(ROUNDS):
+            tl.store(rows + number * DIGITS + tl.arange(0, DIGITS), tl.zeros([DIGITS], tl.int32))
+    if tl.load(row + NAN) != 0:
+        write_cut(members, ranges, group, float("nan"), 0, thresholds, lasts)
+    tl.store(row + ABOVE, 0)
+    tl.store(row + FOUND, 0)
+    tl.store(row + NAN, 0)
+    tl.store(row + FAILED, 0)
+    tl.store(any_failed, 0)
