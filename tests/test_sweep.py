@@ -30,7 +30,7 @@ def done(monkeypatch):
     """Runs that take no time: test accuracy 10 + seed, backwards; SGD fails. Gives the tasks asked for."""
     asked = []
 
-    def run_tasks(tasks, jobs):
+    def run_tasks(tasks, jobs, together=1):
         asked.extend(tasks)
         for task in reversed(tasks):
             yield Event("started", task, {})
@@ -39,7 +39,8 @@ def done(monkeypatch):
             else:
                 yield Event("done", task, record(task, 10.0 + task.recipe.seed))
 
-    monkeypatch.setattr(sweep, "run_tasks", run_tasks)
+    for module in (sweep, reproduce):
+        monkeypatch.setattr(module, "run_tasks", run_tasks)
     return asked
 
 

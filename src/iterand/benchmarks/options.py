@@ -12,6 +12,7 @@ class Options:
 
     device: torch.device
     networks: tuple[str, ...] = ()
+    executions: tuple[str, ...] = ()
     batch_size: int | None = None
     precision: str | None = None
     repeats: int | None = None

@@ -47,7 +47,7 @@ def measure(options: Options, notify: Notify) -> Table:
     )
     default = ("conv6", "resnet18", "resnet50", "resnet20") if options.on_gpu else ("conv6", "resnet20")
     for name in options.networks or (default[:1] if options.little else default):
-        for way in ways(options.device):
+        for way in chosen_ways(options):
             table.rows += _measure(name, way, options, notify)
     return table
 
@@ -58,6 +58,15 @@ class Way:
 
     name: str
     make: Callable[[Session], Step]
+
+
+def chosen_ways(options: Options) -> list[Way]:
+    """The ways that were asked for, or all."""
+    there = {way.name: way for way in ways(options.device)}
+    for name in options.executions:
+        if name not in there:
+            raise ValueError(f"there is no execution {name!r} on this device; there are {', '.join(there)}")
+    return [there[name] for name in options.executions or there]
 
 
 def ways(device: torch.device) -> list[Way]:

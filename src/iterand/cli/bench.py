@@ -22,6 +22,9 @@ def bench(
     network: Annotated[
         list[str] | None, typer.Option(help="Recipe whose network is measured, for instance conv6; repeatable.")
     ] = None,
+    execution: Annotated[
+        list[str] | None, typer.Option(help="For step: eager, or on a GPU 'compiled graph' and others; repeatable.")
+    ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a step [128].")] = None,
     precision: Annotated[str | None, typer.Option(help="float32 or bfloat16 [the recipe's; on a CPU float32].")] = None,
     size: Annotated[list[int] | None, typer.Option(min=1, help="For select: scores in a tensor; repeatable.")] = None,
@@ -41,6 +44,7 @@ def bench(
     options = Options(
         device=choose_device(device),
         networks=tuple(network or ()),
+        executions=tuple(execution or ()),
         batch_size=batch_size,
         precision=precision,
         repeats=repeats,

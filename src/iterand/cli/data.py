@@ -83,7 +83,7 @@ def pack(
     short_side: Annotated[
         int | None,
         typer.Option(
-            help="Scale larger images to this short side: faster, but with other pixels; else files are packed as they are."
+            help="Scale larger images to this short side: faster, but other pixels; else files are packed as they are."
         ),
     ] = None,
     quality: Annotated[int, typer.Option(help="JPEG quality of images that were scaled.")] = QUALITY,

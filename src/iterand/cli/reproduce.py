@@ -16,13 +16,15 @@ from rich.table import Table
 
 from iterand.cli.console import err, out, print_json
 from iterand.cli.runs_table import watching
-from iterand.cli.train import DataDir, Device, Json
+from iterand.cli.train import Compile, DataDir, Device, Graph, Json
 from iterand.experiments.catalog import Experiment, experiment_names, find_experiment
 from iterand.experiments.cluster import connected
 from iterand.experiments.cost import gpu_minutes
+from iterand.experiments.local import run_tasks
 from iterand.experiments.report.formatting import size
 from iterand.experiments.sweep import CellResult, Engine, Sweep, distinct_runs, only
 from iterand.training.environment import choose_device, describe
+from iterand.training.execution import Execution
 from iterand.training.interrupt import Interrupted
 
 _MEASURES = {
@@ -31,6 +33,7 @@ _MEASURES = {
     "seconds": ("training time", "s"),
 }
 _OWN_COLUMNS = ("trained", "test accuracy (%)", "weights kept", "float32", "ticket")
+_TOGETHER = 4  # more than one network of the paper fits on a GPU beside others
 _RANDOMIZATION = "a randomization (ms)"
 
 
@@ -45,7 +48,12 @@ def reproduce(
     ] = None,
     scale: Annotated[str, typer.Option(help="full, or tiny for a dry run on a CPU.")] = "full",
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell.")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time [one a GPU, else one a core].")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes at a time [one on a GPU, else one a core].")
+    ] = None,
+    together: Annotated[
+        int | None, typer.Option(min=1, help="Runs side by side in each of these on a GPU [4, else 1].")
+    ] = None,
     engine: Annotated[str, typer.Option(help="local, or ray for the machines of a cluster.")] = "local",
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Ray cluster, or auto [one of this machine alone].")
@@ -56,6 +64,8 @@ def reproduce(
     folder: Annotated[Path, typer.Option("--out", help="Folder of the runs.")] = Path("runs"),
     device: Device = "auto",
     data_dir: DataDir = None,
+    compile: Compile = True,
+    graph: Graph = True,
     json: Json = False,
 ) -> None:
     """Run experiments: what is missing of them, that is, since complete runs are kept."""
@@ -69,8 +79,11 @@ def reproduce(
     if pattern is not None:
         found = only(found, pattern)
     try:
-        with _place(engine, device, jobs, address, gpus_per_run) as place:
-            sweep = Sweep(found, folder, device=place.device, data_dir=data_dir, seeds=seeds)
+        with _place(engine, device, jobs, together, address, gpus_per_run) as place:
+            execution = Execution(compile=compile, graph=graph)
+            sweep = Sweep(
+                found, folder, device=place.device, data_dir=data_dir, seeds=seeds, execution=execution
+            )  # fmt: skip
             with watching(sweep.tasks) as watch:
                 sweep.run(place.jobs or len(sweep), watch, place.engine)
     except KeyboardInterrupt:
@@ -101,11 +114,18 @@ class _Place(NamedTuple):
 
 @contextmanager
 def _place(
-    engine: str, device: str, jobs: int | None, address: str | None, gpus_per_run: float | None
+    engine: str,
+    device: str,
+    jobs: int | None,
+    together: int | None,
+    address: str | None,
+    gpus_per_run: float | None,
 ) -> Iterator[_Place]:
     if engine not in ("local", "ray"):
         raise ValueError(f"unknown engine {engine!r}; it must be local or ray")
     if engine == "ray":
+        if together is not None:
+            raise ValueError(f"--together {together} is for the local engine; with Ray use --gpus-per-run")
         # What Ray has to say, of lost machines most of all, it prints: stdout is for results.
         with redirect_stdout(sys.stderr), connected(address, jobs) as cluster:
             where = cluster.device(device)
@@ -123,7 +143,8 @@ def _place(
             raise ValueError(f"{option} {value} says something to Ray only; add --engine ray, or leave it out")
     chosen = choose_device(device)
     at_a_time = jobs or (1 if chosen.type == "cuda" else os.cpu_count() or 1)
-    yield _Place(str(chosen), at_a_time, None, describe(chosen))
+    in_each = together or (_TOGETHER if chosen.type == "cuda" else 1)
+    yield _Place(str(chosen), at_a_time, partial(run_tasks, together=in_each), describe(chosen))
 
 
 def _list(experiments: Sequence[Experiment], json: bool) -> None:

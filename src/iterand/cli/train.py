@@ -16,12 +16,15 @@ from iterand.experiments.running import evaluate_run, run
 from iterand.training import recipe_file
 from iterand.training.distributed import Ranks, joined
 from iterand.training.environment import choose_device
+from iterand.training.execution import Execution
 from iterand.training.farewell import AlreadySaid
 from iterand.training.folder import TICKET, RunFolder, default_path
 
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie.")]
+Compile = Annotated[bool, typer.Option(help="On a GPU: compile the network.")]
+Graph = Annotated[bool, typer.Option(help="On a GPU: record a step as a CUDA graph.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -32,6 +35,8 @@ def train(
     device: Device = "auto",
     data_dir: DataDir = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew instead of going on.")] = False,
+    compile: Compile = True,
+    graph: Graph = True,
     json: Json = False,
 ) -> None:
     """Train a network by a recipe. The same command again goes on where a broken run stopped.
@@ -49,6 +54,7 @@ def train(
                 data_dir=data_dir,
                 fresh=fresh,
                 observer=ProgressObserver(progress, settled.name) if ranks.first else None,
+                execution=Execution(compile=compile, graph=graph),
                 ranks=ranks,
             )
     result = record["result"]

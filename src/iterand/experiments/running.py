@@ -63,7 +63,8 @@ def run_steps(
         record = ranks.from_first(folder.record())
         if record is not None:
             return record
-        surroundings = environment.describe(device, ranks.count)
+        execution = execution or Execution()
+        surroundings = environment.describe(device, ranks.count) | {"execution": asdict(execution)}
         folder.start(recipe, surroundings)
         data = _load(recipe, device, data_dir)
         session = _session(recipe, data, device, ranks)
@@ -71,7 +72,7 @@ def run_steps(
         if saved is not None:
             session.restore(saved)
         folder.start_log(session.metrics)
-        step = choose_step(session, data, execution or Execution())
+        step = choose_step(session, data, execution)
         yield from train(session, step, data, folder, observer or Silent(), request)
         test = step.evaluate(data.test)()
         if ranks.first:

@@ -5,6 +5,7 @@ A run is the same as alone: it shares nothing with the others but, if the networ
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ def run_side_by_side(tasks: Sequence[Task], observer: Callable[[Task], Observer]
                 device=device,
                 data_dir=task.data_dir,
                 observer=observer(task),
-                execution=task.execution,
+                execution=replace(task.execution, side_by_side=len(tasks)),
             )
             lanes.append((task, steps, _stream(device) if len(tasks) > 1 else nullcontext()))
         while lanes:

@@ -11,6 +11,7 @@ from iterand.experiments.experiment import Cell, Experiment
 from iterand.experiments.local import run_tasks
 from iterand.experiments.task import Event, Task
 from iterand.training import recipe_file
+from iterand.training.execution import Execution
 from iterand.training.folder import default_path
 from iterand.training.recipe import Recipe
 
@@ -64,6 +65,7 @@ class Sweep:
         device: str,
         data_dir: Path | None = None,
         seeds: int | None = None,
+        execution: Execution | None = None,
     ) -> None:
         self.results = {
             entry.name: [CellResult(cell, entry.measure) for cell in entry.cells] for entry in experiments
@@ -75,7 +77,9 @@ class Sweep:
                 for recipe in cell.runs(seeds or entry.seeds):
                     run = recipe_file.digest(recipe)
                     label = f"{entry.name}/{cell.label}, seed {recipe.seed}"
-                    self._tasks.setdefault(run, Task(label, recipe, default_path(recipe, base), device, data_dir))
+                    place = default_path(recipe, base)
+                    task = Task(label, recipe, place, device, data_dir, execution or Execution())
+                    self._tasks.setdefault(run, task)
                     self._owners.setdefault(run, []).append(result)
 
     def __len__(self) -> int:

@@ -27,11 +27,19 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def write(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; until it is whole on the disk, the ones before stay as they are."""
+def snapshot(checkpoint: Checkpoint) -> Checkpoint:
+    """A copy in the host's memory that later steps do not change."""
     # Tied tensors share memory, which the format does not hold: each gets its own.
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in checkpoint.tensors.items()}
-    state = json.dumps(checkpoint.state)
+    tensors = {
+        name: (tensor.cpu() if tensor.is_cuda else tensor.detach().clone()).contiguous()
+        for name, tensor in checkpoint.tensors.items()
+    }
+    return Checkpoint(tensors, json.loads(json.dumps(checkpoint.state)))
+
+
+def write(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a snapshot; until it is whole on the disk, the ones before stay as they are."""
+    tensors, state = checkpoint.tensors, json.dumps(checkpoint.state)
     data = save(tensors, metadata={"state": state, "sha256": _digest(tensors, state)})
     current, previous = folder / NAME, folder / PREVIOUS
     beside = folder / f"{NAME}.new"

@@ -66,7 +66,9 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, where the package runs from one."""
+    """The commit of the source tree the package runs from; a copy without its repository says it in a variable."""
+    if os.environ.get("ITERAND_COMMIT"):
+        return os.environ["ITERAND_COMMIT"]
     here = Path(__file__).resolve().parent
     try:
         answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)

@@ -18,6 +18,8 @@ class Execution:
 
     compile: bool = True
     graph: bool = True
+    side_by_side: int = 1
+    """How many runs take turns; noted, since it decides how long each takes."""
 
 
 def choose_step(session: Session, data: Dataset[Split], execution: Execution) -> Step:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ RECORD = "record.json"
 TICKET = "model.ticket"
 TENSORBOARD = "tensorboard"
 _LOCK = ".lock"
+_WRITER = ThreadPoolExecutor(1, thread_name_prefix="iterand-checkpoint")
 _OWN = (RECIPE, METRICS, ENVIRONMENT, RECORD, TICKET, checkpoint.NAME, checkpoint.PREVIOUS)
 
 
@@ -36,6 +38,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._writer: SummaryWriter | None = None
+        self._saving: Future[None] | None = None
 
     @contextmanager
     def opened(self, recipe: Recipe, *, fresh: bool = False) -> Iterator[None]:
@@ -46,7 +49,10 @@ class RunFolder:
                 if fresh:
                     self._clear()
                 self._check(recipe)
-                yield
+                try:
+                    yield
+                finally:
+                    self._finish_saving()
         except OSError as error:
             raise IterandError(f"cannot write to the run folder {self.path}: {error.strerror or error}") from error
         finally:
@@ -79,8 +85,14 @@ class RunFolder:
         atomic_write(self.path / RECORD, _json(record))
 
     def save(self, state: Checkpoint) -> None:
-        """Write a checkpoint."""
-        checkpoint.write(self.path, state)
+        """Write a checkpoint, in the background; it is on the disk before the next one is, or the folder is closed."""
+        self._finish_saving()
+        self._saving = _WRITER.submit(checkpoint.write, self.path, checkpoint.snapshot(state))
+
+    def _finish_saving(self) -> None:
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
 
     def saved(self) -> Checkpoint | None:
         """The last checkpoint, if there is one."""
