@@ -18,6 +18,7 @@ from iterand.training.session import Session
 from iterand.training.steps import EagerStep
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature"),
     pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning"),  # torch.compile's own
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),

@@ -207,9 +207,13 @@ def test_scores_are_updated_as_by_sgd_on_the_cpu(kind, momentum, weight_decay):
         assert torch.equal(score.cpu(), parameter.detach())
 
 
+@pytest.mark.parametrize("same_order", [True, False])
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
-def test_redraw_is_that_of_the_cpu(rate):
+def test_redraw_is_that_of_the_cpu(rate, same_order):
     network, coin = Network(), philox.coin_threshold(rate)
+    if not same_order:
+        network.weights[0] = network.weights[0].contiguous()
+        assert network.weights[0].stride() != network.scores[0].stride()
     before = [weight.cpu().clone() for weight in network.weights]
     redraw = Redraw(network.found, network.weights, network.draws, network.origins, network.normal)
     numbers = [3, 3, 4]

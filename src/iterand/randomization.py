@@ -66,12 +66,13 @@ def _on_device(layers: Sequence[MaskedLayer]) -> bool:
     """Whether ``iterand.kernels`` can do it: everything float32 and in one order on a GPU, known distributions."""
     if not on_device([layer.score.detach() for layer in layers]):
         return False
-    from iterand.kernels.layers import same_order
+    from iterand.kernels.layers import is_dense, same_order
 
     return all(
         layer.parametrization.distribution.kind is not None
         and layer.weight.dtype == torch.float32
-        and same_order(layer.score, layer.weight, layer.draw)
+        and is_dense(layer.weight)
+        and same_order(layer.score, layer.draw)
         for layer in layers
     )
 

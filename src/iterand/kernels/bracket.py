@@ -22,38 +22,53 @@ from iterand.kernels.ranking import (
 def collect(
     owner, table, scores, members, first_thresholds, first_lasts, ranges,
     bracket, numbers, keys, places,
-    CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, FIRST: tl.constexpr,
+    CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, MAGNITUDE: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Count the scores above the bracket and note those inside."""
-    block = tl.program_id(0)
-    layer, start, lane, exists = locate(owner, table, block, BLOCK)
+    """Count the scores above the bracket and note those inside; a program works on several blocks."""
+    program = tl.program_id(0)
+    layer, start, left = locate(owner, table, program, BLOCK * PARTS)
+    lane = tl.arange(0, BLOCK)
     group = tl.load(members + layer * 2)
-    key, nan = ranked(
-        scores, table, layer, start, lane, exists, first_thresholds, first_lasts, MAGNITUDE, FIRST
-    )  # fmt: skip
     center = tl.load(bracket + group * 2)
     width = tl.load(bracket + group * 2 + 1)
+    low = ordered(center - width, False)
     high = ordered(center + width, False)
-    inside = exists & (key >= ordered(center - width, False)) & (key < high)
-    # One sum instead of three: scores above, inside and NaN in a whole number each.
-    counts = tl.where(exists & (key >= high), 1, 0) + tl.where(inside, 1 << 16, 0)
-    counts = tl.sum(counts.to(tl.int64) + tl.where(nan, 1 << 32, 0).to(tl.int64), 0)
+    counts = tl.zeros([BLOCK], tl.int32)
+    missing = tl.zeros([BLOCK], tl.int32)
+    for part in tl.static_range(PARTS):
+        exists = lane < left - part * BLOCK
+        key, nan = ranked(
+            scores, table, layer, start + part * BLOCK, lane, exists, first_thresholds, first_lasts, MAGNITUDE, FIRST
+        )
+        counts += tl.where(exists & (key >= high), 1, 0) + tl.where(exists & (key >= low) & (key < high), 1 << 16, 0)
+        missing += tl.where(nan, 1, 0)
+    # One sum instead of three: scores above, inside and NaN.
+    total = tl.sum(counts.to(tl.int64) + (missing.to(tl.int64) << 32), 0)
     row = numbers + group * 6
-    above = counts & 0xFFFF
-    many = (counts >> 16) & 0xFFFF
+    above = total & 0xFFFF
+    many = (total >> 16) & 0xFFFF
     if above > 0:
         tl.atomic_add(row + ABOVE, above, sem="relaxed")
-    if (counts >> 32) > 0:
+    if (total >> 32) > 0:
         tl.atomic_add(row + NAN, 1, sem="relaxed")
     if many > 0:
         # Far more than there is room for are not noted one by one.
-        fit = (many <= BLOCK // 8) | (tl.load(table + layer * 4) <= 8 * CANDIDATES)
-        slot = tl.atomic_add(row + FOUND, tl.where(fit, many, CANDIDATES + 1), sem="relaxed")
+        fit = (many <= BLOCK * PARTS // 8) | (tl.load(table + layer * 4) <= 8 * CANDIDATES)
+        slot = tl.atomic_add(row + FOUND, tl.where(fit, many, CANDIDATES + 1), sem="relaxed") - 1
         if fit:
-            own = slot + tl.cumsum(inside.to(tl.int32), 0) - 1
-            fits = inside & (own < CANDIDATES)
-            tl.store(keys + group * CANDIDATES + own, key, mask=fits)
-            tl.store(places + group * CANDIDATES + own, block.to(tl.int64) * BLOCK + lane, mask=fits)
+            for part in tl.static_range(PARTS):
+                exists = lane < left - part * BLOCK
+                at = start + part * BLOCK
+                key, _ = ranked(
+                    scores, table, layer, at, lane, exists, first_thresholds, first_lasts, MAGNITUDE, FIRST
+                )  # fmt: skip
+                inside = exists & (key >= low) & (key < high)
+                own = slot + tl.cumsum(inside.to(tl.int32), 0)
+                fits = inside & (own < CANDIDATES)
+                tl.store(keys + group * CANDIDATES + own, key, mask=fits)
+                place = program.to(tl.int64) * (BLOCK * PARTS) + part * BLOCK + lane
+                tl.store(places + group * CANDIDATES + own, place, mask=fits)
+                slot += tl.sum(inside.to(tl.int32), 0)
 
 
 @triton.jit

@@ -58,7 +58,9 @@ def count_digits(
         share = tl.cdiv(blocks, tl.num_programs(0))
         begin = tl.program_id(0) * share
         for block in range(begin, tl.minimum(begin + share, blocks)):
-            layer, start, lane, exists = locate(owner, table, block, BLOCK)
+            layer, start, left = locate(owner, table, block, BLOCK)
+            lane = tl.arange(0, BLOCK)
+            exists = lane < left
             group = tl.load(members + layer * 2)
             if tl.load(numbers + group * 6 + FAILED) != 0:
                 key, _ = ranked(

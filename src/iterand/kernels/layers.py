@@ -21,11 +21,11 @@ class Layers:
     kernel walks through memory and computes an index only where it needs one.
     """
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor], block: int = BLOCK) -> None:
         device = tensors[0].device
         self.device = device
         self.sizes = [tensor.numel() for tensor in tensors]
-        blocks = [triton.cdiv(size, BLOCK) for size in self.sizes]
+        blocks = [triton.cdiv(size, block) for size in self.sizes]
         self.blocks = sum(blocks)
         self.owner = torch.repeat_interleave(torch.arange(len(tensors)), torch.tensor(blocks)).int().to(device)
         """The tensor of each block."""
@@ -67,12 +67,10 @@ def _shape(tensor: Tensor) -> tuple[int, int]:
 
 @triton.jit
 def locate(owner, table, block, BLOCK: tl.constexpr):
-    """Tensor, where a block of its memory starts, the places from there on, and which of these exist."""
+    """Tensor, where a block of its memory starts, and how many elements the block has."""
     layer = tl.load(owner + block)
     start = (block - tl.load(table + layer * 4 + 1)) * BLOCK
-    lane = tl.arange(0, BLOCK)
-    left = tl.minimum(tl.load(table + layer * 4) - start, BLOCK).to(tl.int32)
-    return layer, start, lane, lane < left
+    return layer, start, tl.minimum(tl.load(table + layer * 4) - start, BLOCK).to(tl.int32)
 
 
 @triton.jit
@@ -86,6 +84,15 @@ def index_of(table, layer, start, lane):
     inside = place % whole.to(tl.int32)
     index = place - inside + inside % channels.to(tl.int32) * pixels.to(tl.int32) + inside // channels.to(tl.int32)
     return (start - before) + tl.where(pixels == 1, place, index)
+
+
+@triton.jit
+def position_of(table, layer, index):
+    """Where in a tensor's memory the elements with these indices lie."""
+    channels = tl.load(table + layer * 4 + 2)
+    pixels = tl.load(table + layer * 4 + 3)
+    inside = index % (channels * pixels)
+    return index - inside + inside % pixels * channels + inside // pixels
 
 
 @triton.jit

@@ -64,7 +64,9 @@ def _apply(
     owner, table, scores, weights, masked, thresholds, lasts,
     BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, HALF: tl.constexpr,
 ):  # fmt: skip
-    layer, start, lane, exists = locate(owner, table, tl.program_id(0), BLOCK)
+    layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
+    lane = tl.arange(0, BLOCK)
+    exists = lane < left
     score = tl.load(floats(scores, layer) + start + lane, mask=exists, other=0.0)
     weight = tl.load(floats(weights, layer) + start + lane, mask=exists, other=0.0)
     threshold = tl.load(thresholds + layer)
@@ -84,7 +86,9 @@ def _update(
     momentum, weight_decay,
     BLOCK: tl.constexpr, HALF: tl.constexpr, MAGNITUDE: tl.constexpr, DECAYS: tl.constexpr, MOVES: tl.constexpr,
 ):  # fmt: skip
-    layer, start, lane, exists = locate(owner, table, tl.program_id(0), BLOCK)
+    layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
+    lane = tl.arange(0, BLOCK)
+    exists = lane < left
     if HALF:
         source = tl.load(gradients + layer).to(tl.pointer_type(tl.bfloat16))
         gradient = tl.load(source + start + lane, mask=exists, other=0.0).to(tl.float32)

@@ -8,7 +8,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from iterand.kernels.layers import BLOCK, EXACT, Layers, floats, index_of, locate, pointers
+from iterand.kernels.layers import (
+    BLOCK,
+    EXACT,
+    Layers,
+    floats,
+    index_of,
+    locate,
+    pointers,
+    position_of,
+    same_order,
+)
 from iterand.kernels.philox import value, words
 from iterand.kernels.ranking import keeps, ordered
 from iterand.kernels.selection import Selection
@@ -18,7 +28,7 @@ Origin = tuple[int, int, int, float]
 
 
 class Redraw:
-    """Redraws the pruned weights of several layers."""
+    """Redraws the pruned weights of several layers; these may lie in another order than scores and draws do."""
 
     def __init__(
         self,
@@ -31,14 +41,16 @@ class Redraw:
         self._selection = selection
         self._weights, self._draws = pointers(weights), pointers(draws)
         self._origins, self._normal = _table(origins, selection.layers.device), normal
+        self._table = Layers(weights).table
+        self._same = all(same_order(weight, draw) for weight, draw in zip(weights, draws))
 
     def run(self, numbers: Tensor, threshold: int) -> None:
         """One round, by the cuts as they are: its number for every layer, and how many words make a coin fall."""
         found, layers = self._selection, self._selection.layers
         _redraw[(layers.blocks,)](
             layers.owner, layers.table, found.scores, self._weights, self._draws, self._origins, self._normal,
-            found.thresholds, found.lasts, numbers, threshold,
-            BLOCK=BLOCK, MAGNITUDE=found.magnitude, **EXACT,
+            self._table, found.thresholds, found.lasts, numbers, threshold,
+            BLOCK=BLOCK, MAGNITUDE=found.magnitude, SAME=self._same, **EXACT,
         )  # fmt: skip
 
 
@@ -76,11 +88,13 @@ def _fresh(origin, normal, layer, index, draw):
 
 @triton.jit
 def _redraw(
-    owner, table, scores, weights, draws, origin, normal, thresholds,
-    lasts, numbers, coin,
-    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr,
+    owner, table, scores, weights, draws, origin, normal, weight_table,
+    thresholds, lasts, numbers, coin,
+    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, SAME: tl.constexpr,
 ):  # fmt: skip
-    layer, start, lane, exists = locate(owner, table, tl.program_id(0), BLOCK)
+    layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
+    lane = tl.arange(0, BLOCK)
+    exists = lane < left
     score = tl.load(floats(scores, layer) + start + lane, mask=exists, other=0.0)
     kept = keeps(
         ordered(score, MAGNITUDE),
@@ -93,9 +107,13 @@ def _redraw(
         exists,
     )
     number = tl.load(numbers + layer).to(tl.int32)
-    word, fresh = _fresh(origin, normal, layer, index_of(table, layer, start, lane), number)
+    index = index_of(table, layer, start, lane)
+    word, fresh = _fresh(origin, normal, layer, index, number)
     redraw = exists & (kept == 0) & (word.to(tl.int64) < coin)
-    tl.store(floats(weights, layer) + start + lane, fresh, mask=redraw)
+    place = start + lane
+    if not SAME:
+        place = position_of(weight_table, layer, index)
+    tl.store(floats(weights, layer) + place, fresh, mask=redraw)
     draw = tl.load(draws + layer).to(tl.pointer_type(tl.int32))
     tl.store(draw + start + lane, tl.zeros_like(lane) + number, mask=redraw)
 
@@ -104,7 +122,9 @@ def _redraw(
 def _regenerate(
     owner, table, weights, draws, origin, normal, BLOCK: tl.constexpr
 ):  # fmt: skip
-    layer, start, lane, exists = locate(owner, table, tl.program_id(0), BLOCK)
+    layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
+    lane = tl.arange(0, BLOCK)
+    exists = lane < left
     draw = tl.load(tl.load(draws + layer).to(tl.pointer_type(tl.int32)) + start + lane, mask=exists, other=0)
     _, fresh = _fresh(origin, normal, layer, index_of(table, layer, start, lane), draw)
     tl.store(floats(weights, layer) + start + lane, fresh, mask=exists)

@@ -19,6 +19,7 @@ from iterand.kernels.ranking import COLUMNS, MISSES
 CANDIDATES = 8192
 """How many scores may lie in a bracket."""
 _WANTED = 512  # scores that a bracket is made for
+_PARTS = 4  # blocks that a program counts at a time
 _TILE = 32
 _DIGITS = 2048
 _ROUNDS = 6
@@ -45,6 +46,7 @@ class Selection:
         layers = Layers(scores)
         device, count = layers.device, len(scores)
         self.layers = layers
+        self._wide = Layers(scores, BLOCK * _PARTS)
         self.scores, self._kept = pointers(scores), pointers(kept)
         self.thresholds = torch.zeros(count, dtype=torch.float32, device=device)
         self.lasts = torch.zeros(count, dtype=torch.int64, device=device)
@@ -71,15 +73,15 @@ class Selection:
         places = (layers.owner, layers.table, self.scores, self._members)
         first = (before.thresholds, before.lasts) if before else (self.thresholds, self.lasts)
         options = {"BLOCK": BLOCK, "MAGNITUDE": self.magnitude, "FIRST": before is not None, **EXACT}
-        collect[(layers.blocks,)](
-            *places, *first, self._ranges, self._bracket, self._numbers, self._keys, self._places,
-            CANDIDATES=CANDIDATES, **options,
+        collect[(self._wide.blocks,)](
+            self._wide.owner, self._wide.table, *places[2:], *first, self._ranges, self._bracket, self._numbers,
+            self._keys, self._places, CANDIDATES=CANDIDATES, PARTS=_PARTS, **options,
         )  # fmt: skip
         results = (self.thresholds, self.lasts)
         compare[(self._groups, CANDIDATES // _TILE)](
-            layers.owner, layers.table, self._members, self._ranges, self._kept, self._bracket, self._numbers,
+            self._wide.owner, self._wide.table, self._members, self._ranges, self._kept, self._bracket, self._numbers,
             self._any_failed, self._keys, self._places, *results,
-            CANDIDATES=CANDIDATES, WANTED=_WANTED, TILE=_TILE, BLOCK=BLOCK, **EXACT,
+            CANDIDATES=CANDIDATES, WANTED=_WANTED, TILE=_TILE, BLOCK=BLOCK * _PARTS, **EXACT,
         )  # fmt: skip
         programs = min(_PROGRAMS, layers.blocks)
         for number in range(_ROUNDS):

@@ -70,14 +70,13 @@ class FusedStep:
     def train(self, batch: Batch) -> None:
         """Forward, backward, update; count loss and hits."""
         self._network.skeleton.train()
-        batch = Batch(laid_out(batch.inputs, self._session.recipe), batch.labels)
         if "train" not in self._recordings:
-            self._recordings["train"] = self._try(batch)
+            self._recordings["train"] = self._try(self._laid_out(batch))
         recording = self._recordings["train"]
         if recording is not None and recording.fits(batch):
             recording.replay(batch)
         else:
-            self._train(batch, self._direct)
+            self._train(self._laid_out(batch), self._direct)
 
     def evaluate(self, split: Split) -> Measured:
         """Go through one part of the data."""
@@ -86,17 +85,20 @@ class FusedStep:
         self._sums.reset()
         with torch.no_grad():
             for batch in split.batches(torch.arange(len(split)), _EVALUATION_BATCH):
-                batch = Batch(laid_out(batch.inputs, self._session.recipe), batch.labels)
                 if "evaluate" not in self._recordings:
                     wanted = self._recordings.get("train") is not None
                     state = [self._sums.loss, self._sums.correct]
-                    self._recordings["evaluate"] = Recording(self._evaluate, batch, state) if wanted else None
+                    like = self._laid_out(batch)
+                    self._recordings["evaluate"] = Recording(self._evaluate, like, state) if wanted else None
                 recording = self._recordings["evaluate"]
                 if recording is not None and recording.fits(batch):
                     recording.replay(batch)
                 else:
-                    self._evaluate(batch)
+                    self._evaluate(self._laid_out(batch))
         return partial(self._sums.means, len(split))
+
+    def _laid_out(self, batch: Batch) -> Batch:
+        return Batch(laid_out(batch.inputs, self._session.recipe), batch.labels)
 
     def _try(self, batch: Batch) -> Recording | None:
         """The recording of a step in the fastest way that works; ways that do not are said once."""
