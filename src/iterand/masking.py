@@ -188,12 +188,20 @@ def scores(model: nn.Module) -> list[nn.Parameter]:
 
 def set_sparsity_(model: nn.Module, sparsity: float) -> None:
     """Prune this share from now on, but in no layer more than its final sparsity."""
-    for layer in require_masked_layers(model).values():
-        mask = layer.parametrization
-        members = mask.ranking.members if isinstance(mask.ranking, GlobalRanking) else [mask]
-        final = min(sparsity, mask.settings.sparsity)
-        shares = sparsities.split_kept([member.score.numel() for member in members], final)
-        mask.kept.fill_(shares[members.index(mask)])
+    set_kept_([layer.parametrization for layer in require_masked_layers(model).values()], sparsity)
+
+
+def set_kept_(masks: Sequence[Mask], sparsity: float) -> None:
+    """The same for all masks of a model; the host does not wait."""
+    counts: dict[Mask, int] = {}
+    for mask in masks:
+        if mask not in counts:
+            members = mask.ranking.members if isinstance(mask.ranking, GlobalRanking) else [mask]
+            final = min(sparsity, mask.settings.sparsity)
+            counts |= zip(members, sparsities.split_kept([member.score.numel() for member in members], final))
+    kept = [mask.kept for mask in masks]
+    values = torch.tensor([counts[mask] for mask in masks], pin_memory=kept[0].is_cuda)
+    torch._foreach_copy_(kept, list(values.to(kept[0].device, non_blocking=True).unbind()))
 
 
 @torch.no_grad()

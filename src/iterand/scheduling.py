@@ -6,7 +6,7 @@ from torch import nn
 
 from iterand import sparsity as sparsities
 from iterand.checks import whole
-from iterand.masking import require_masked_layers, set_sparsity_
+from iterand.masking import require_masked_layers, set_kept_
 from iterand.selection import check_sparsity
 
 
@@ -21,10 +21,11 @@ class SparsitySchedule:
         sparsities.progress(schedule, 0)
         layers = require_masked_layers(model).values()
         self.model = model
+        self._masks = [layer.parametrization for layer in layers]
         self.schedule = schedule
         self.steps = whole("steps", steps, "a number of iterations, at least 1", low=1)
         self.start = check_sparsity(start, "start")
-        self.final = max(layer.parametrization.settings.sparsity for layer in layers)
+        self.final = max(mask.settings.sparsity for mask in self._masks)
         self.iteration = 0
         self._apply()
 
@@ -45,4 +46,4 @@ class SparsitySchedule:
 
     def _apply(self) -> None:
         gone = sparsities.progress(self.schedule, self.iteration / self.steps)
-        set_sparsity_(self.model, min(self.start, self.final) * (1 - gone) + self.final * gone)
+        set_kept_(self._masks, min(self.start, self.final) * (1 - gone) + self.final * gone)

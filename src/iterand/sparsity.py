@@ -1,5 +1,6 @@
 """How much is pruned: allocation of a sparsity over layers, and schedule over time. Plain arithmetic."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -36,8 +37,7 @@ def allocate(shapes: Mapping[str, Sequence[int]], sparsity: float, allocation: s
 
 def split_kept(sizes: Sequence[int], sparsity: float) -> list[int]:
     """Shares of the kept weights for layers ranked together; they add up to exactly n − round(p·n) of all n."""
-    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
-    totals = [selection.kept_count(end, sparsity) for end in ends]
+    totals = [selection.kept_count(end, sparsity) for end in itertools.accumulate(sizes)]
     return [total - before for total, before in zip(totals, [0, *totals])]
 
 
