@@ -69,7 +69,6 @@ class FusedStep:
 
     def train(self, batch: Batch) -> None:
         """Forward, backward, update; count loss and hits."""
-        self._network.skeleton.train()
         if "train" not in self._recordings:
             self._recordings["train"] = self._try(self._laid_out(batch))
         recording = self._recordings["train"]
@@ -80,7 +79,6 @@ class FusedStep:
 
     def evaluate(self, split: Split) -> Measured:
         """Go through one part of the data."""
-        self._network.skeleton.eval()
         self._trainable.prepare()
         self._sums.reset()
         with torch.no_grad():
@@ -119,6 +117,7 @@ class FusedStep:
         return None
 
     def _train(self, batch: Batch, losses: Losses) -> None:
+        self._network.skeleton.train()
         trainable = self._trainable
         trainable.prepare()
         loss, correct = losses(trainable.tensors, batch.inputs, batch.labels)
@@ -126,6 +125,7 @@ class FusedStep:
         self._session.count(loss, correct, len(batch.labels))
 
     def _evaluate(self, batch: Batch) -> None:
+        self._network.skeleton.eval()
         self._sums.add(self._network.outputs(self._trainable.tensors, batch.inputs), batch.labels)
 
 
