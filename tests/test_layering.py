@@ -9,7 +9,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "iterand"
 GROUND = {"errors", "checks", "files", "version"}
 CORE = (
-    "kernels philox distributions selection sparsity parametrization targets freezing attachment masking "
+    "kernels philox distributions selection sparsity parametrization targets planning freezing attachment masking "
     "randomization scheduling summary"
 )
 BELOW = {part: GROUND | set(CORE.split()[:n]) for n, part in enumerate(CORE.split())}

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from iterand import attachment, distributions, freezing, selection, targets
+from iterand import attachment, distributions, freezing, planning, selection, targets
 from iterand import sparsity as sparsities
 from iterand.checks import share
-from iterand.parametrization import GlobalRanking, LayerRanking, Mask, Ranking, Settings, calculate_masks, floor_count
+from iterand.parametrization import GlobalRanking, LayerRanking, Mask, Ranking, Settings, calculate_masks
 from iterand.targets import Owner
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -84,10 +84,10 @@ def prune_(
     overrides = overrides or {}
     left_out = _as_list(exclude)
     chosen = targets.choose(root, None if include is None else _as_list(include), left_out, list(overrides))
-    alone = _own_sparsities(chosen, overrides)
+    alone = planning.own_sparsities(chosen, overrides)
     free = [name for name in chosen if name not in alone]
     if isinstance(sparsity, Mapping):
-        alone |= _mapped_sparsities({name: chosen[name] for name in free}, sparsity)
+        alone |= planning.mapped_sparsities({name: chosen[name] for name in free}, sparsity)
     elif ranking == "layer":
         shapes = {name: chosen[name][0].parameter.shape for name in free}
         alone |= sparsities.allocate(shapes, selection.check_sparsity(sparsity), allocation)
@@ -106,7 +106,7 @@ def prune_(
             floor=0.0 if name in alone else floor,
         )
         plan.append((group, settings, by_layer if name in alone else together))
-    _refuse_empty(plan, together)
+    planning.refuse_empty(plan, together)
     masks = [Mask(group[0].parameter, settings, rank) for group, settings, rank in plan]
     drawn = [mask.weight() for mask in masks]
 
@@ -255,53 +255,3 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def _as_list(patterns: Patterns) -> list[str]:
     return [patterns] if isinstance(patterns, str) else list(patterns)
-
-
-def _own_sparsities(chosen: Mapping[str, list[Owner]], overrides: Mapping[str, float | str]) -> dict[str, float]:
-    """The sparsity of each layer that an override names."""
-    own: dict[str, float] = {}
-    for name, group in chosen.items():
-        asked: dict[str, float] = {}
-        for owner in group:
-            for pattern, value in overrides.items():
-                if owner.matches(pattern):
-                    what = f"overrides[{pattern!r}]"
-                    asked[owner.name] = 0.0 if value == "dense" else selection.check_sparsity(cast(float, value), what)
-        if len(set(asked.values())) > 1:
-            (a, p), (b, q), *_ = asked.items()
-            raise ValueError(f"{a!r} and {b!r} are one tied tensor, but ask for sparsity {p} and {q}; give one")
-        if asked:
-            own[name] = next(iter(asked.values()))
-    return own
-
-
-def _mapped_sparsities(chosen: Mapping[str, list[Owner]], sparsity: Mapping[str, float]) -> dict[str, float]:
-    """The sparsity of every layer from an explicit map."""
-    own = _own_sparsities(chosen, sparsity)
-    for name in chosen:
-        if name not in own:
-            raise ValueError(f"the sparsity map says nothing of {name!r}; add it, or '*' for the rest, or exclude it")
-    for pattern in sparsity:
-        targets.matching(pattern, [owner for group in chosen.values() for owner in group], "sparsity")
-    return own
-
-
-def _refuse_empty(plan: Iterable[tuple[list[Owner], Settings, Ranking]], together: GlobalRanking) -> None:
-    """Refuse settings that leave a layer without weights, or promise more than there is."""
-    pooled = floors = 0
-    sparsity = 0.0
-    for group, settings, rank in plan:
-        count = group[0].parameter.numel()
-        if rank is together:
-            pooled, floors = pooled + count, floors + floor_count(count, settings.floor)
-            sparsity = settings.sparsity
-        elif selection.kept_count(count, settings.sparsity) == 0:
-            raise ValueError(
-                f"sparsity {settings.sparsity:g} leaves none of the {count} weights of {settings.name!r}; "
-                "lower it, or give the layer an own one with overrides="
-            )
-    kept = selection.kept_count(pooled, sparsity)
-    if pooled and kept < max(floors, 1):
-        raise ValueError(
-            f"sparsity {sparsity:g} leaves {kept} of {pooled} weights, and floor= asks for {floors}; lower either"
-        )

@@ -81,6 +81,7 @@ def _on_device(layers: Sequence[MaskedLayer]) -> bool:
 def _randomize_on_device_(layers: Sequence[MaskedLayer], threshold: int) -> None:
     """All layers in one launch; the host does not wait, so scores that are NaN do not raise here."""
     from iterand.kernels import cuts
+    from iterand.kernels.layers import sent
 
     masks = [layer.parametrization for layer in layers]
     together = isinstance(masks[0].ranking, GlobalRanking)
@@ -96,7 +97,7 @@ def _randomize_on_device_(layers: Sequence[MaskedLayer], threshold: int) -> None
         (*mask.key, cast(int, mask.distribution.kind), mask.distribution.unit32(mask.settings.fan_in)) for mask in masks
     ]
     device = layers[0].weight.device
-    numbers = torch.tensor([mask.rounds + 1 for mask in masks], pin_memory=True).to(device, non_blocking=True)
+    numbers = sent(torch.tensor([mask.rounds + 1 for mask in masks]), device)
     redraw = cuts.redraw(
         found, [layer.weight for layer in layers], [layer.draw for layer in layers], origins, normal_levels(device)
     )

@@ -8,7 +8,6 @@ in where scores are equal:
 so the number of kept weights is exact whatever the ties: the lower index wins.
 """
 
-import functools
 import importlib.util
 import math
 from collections.abc import Sequence
@@ -19,6 +18,9 @@ import torch
 from torch import Tensor
 
 from iterand.checks import share
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""Whether there is Triton, which the kernels are written in; it comes with torch for CUDA."""
 
 
 class Cut(NamedTuple):
@@ -110,17 +112,11 @@ def cut_layers(
 
 def on_device(scores: Sequence[Tensor]) -> bool:
     """Whether ``iterand.kernels`` can rank these: float32 on a GPU, without gaps in memory."""
-    if not (scores[0].is_cuda and has_triton()):
+    if not (scores[0].is_cuda and HAS_TRITON):
         return False
     from iterand.kernels import cuts  # only where there is Triton
 
     return cuts.supported(scores)
-
-
-@functools.cache
-def has_triton() -> bool:
-    """Whether there is Triton, which the kernels are written in; it comes with torch for CUDA."""
-    return importlib.util.find_spec("triton") is not None
 
 
 @torch.library.custom_op("iterand::cut_on_device", mutates_args=())

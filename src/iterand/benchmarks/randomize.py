@@ -12,7 +12,7 @@ from iterand.benchmarks.timing import Work, one_by_one, spread
 from iterand.distributions import normal_levels
 from iterand.masking import MaskedLayer, masked_layers, prune_
 from iterand.randomization import randomize_
-from iterand.selection import has_triton
+from iterand.selection import HAS_TRITON
 
 _RATE = 0.1
 
@@ -67,7 +67,7 @@ def _rows(name: str, options: Options, notify: Notify) -> list[Row]:
 
 def _regenerate(layers: list[MaskedLayer]) -> Work:
     masks, weights = [layer.parametrization for layer in layers], [layer.weight.detach() for layer in layers]
-    if weights[0].is_cuda and has_triton():
+    if weights[0].is_cuda and HAS_TRITON:
         from iterand.kernels.randomization import Regeneration
 
         # In the order of the weights, as a training run has them.

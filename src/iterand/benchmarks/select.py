@@ -10,7 +10,7 @@ from iterand.benchmarks.options import Options
 from iterand.benchmarks.subjects import subject
 from iterand.benchmarks.table import Notify, Row, Table, attempt
 from iterand.benchmarks.timing import Spread, Work, one_by_one, spread
-from iterand.selection import cut_layers, has_triton, kept_count
+from iterand.selection import HAS_TRITON, cut_layers, kept_count
 
 _SPARSITY = 0.6
 _DRIFT = 1e-3  # of a deviation: how far each score moves by itself between two steps
@@ -90,7 +90,7 @@ def _times(
 
 def _exact(scores: list[Tensor], counts: list[int], together: bool) -> Work:
     kept = [torch.tensor(count, device=scores[0].device) for count in counts]
-    if scores[0].is_cuda and has_triton():
+    if scores[0].is_cuda and HAS_TRITON:
         from iterand.kernels.selection import Selection
 
         found = Selection(scores, kept, together=together)

@@ -19,7 +19,7 @@ from iterand.benchmarks.table import FAILED, Notify, Row, Table, attempt, reason
 from iterand.benchmarks.timing import burst, forget, spread, take_turns, wait
 from iterand.data import Batch
 from iterand.randomization import IterativeRandomization
-from iterand.selection import has_triton
+from iterand.selection import HAS_TRITON
 from iterand.training.session import Session
 from iterand.training.steps import EagerStep, Step
 
@@ -72,7 +72,7 @@ def chosen_ways(options: Options) -> list[Way]:
 def ways(device: torch.device) -> list[Way]:
     """The ways that there are on a device."""
     found = [Way("eager", EagerStep)]
-    if device.type == "cuda" and has_triton():
+    if device.type == "cuda" and HAS_TRITON:
         from iterand.training.fused import FusedStep
 
         found += [

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from iterand.selection import has_triton
+from iterand.selection import HAS_TRITON
 
 Work = Callable[[], object]
 Name = TypeVar("Name", bound=Hashable)
@@ -50,7 +50,7 @@ def forget(device: torch.device) -> None:
     """Give back the memory of what is no longer used."""
     gc.collect()
     if device.type == "cuda":
-        if has_triton():
+        if HAS_TRITON:
             from iterand.kernels import cuts
 
             cuts.forget()

@@ -15,7 +15,7 @@ from iterand.experiments.running import run_steps
 from iterand.experiments.task import Task
 from iterand.training.environment import choose_device
 from iterand.training.folder import RunFolder
-from iterand.training.interrupt import Interrupted, stop_request
+from iterand.training.interrupt import Interrupted, StopRequest, stop_request
 from iterand.training.loop import Observer
 
 Tell = Callable[[Task, str, dict[str, Any]], None]
@@ -27,17 +27,9 @@ def run_side_by_side(tasks: Sequence[Task], observer: Callable[[Task], Observer]
     with stop_request() as request:
         lanes = []
         for task in tasks:
-            device = choose_device(task.device)
-            steps = run_steps(
-                task.recipe,
-                RunFolder(task.folder),
-                request=request,
-                device=device,
-                data_dir=task.data_dir,
-                observer=observer(task),
-                execution=replace(task.execution, side_by_side=len(tasks)),
-            )
-            lanes.append((task, steps, _stream(device) if len(tasks) > 1 else nullcontext()))
+            execution = replace(task.execution, side_by_side=len(tasks))
+            steps = _steps(replace(task, execution=execution), observer(task), request)
+            lanes.append((task, steps, _stream(task.device) if len(tasks) > 1 else nullcontext()))
         while lanes:
             lanes = [lane for lane in lanes if _advance(*lane, tell)]
 
@@ -62,7 +54,21 @@ def _advance(
     return False
 
 
-def _stream(device: torch.device) -> AbstractContextManager[Any]:
-    if device.type != "cuda":
+def _steps(task: Task, observer: Observer, request: StopRequest) -> Generator[None, None, dict[str, Any]]:
+    return (
+        yield from run_steps(
+            task.recipe,
+            RunFolder(task.folder),
+            request=request,
+            device=choose_device(task.device),
+            data_dir=task.data_dir,
+            observer=observer,
+            execution=task.execution,
+        )
+    )
+
+
+def _stream(device: str) -> AbstractContextManager[Any]:
+    if not (device.startswith("cuda") and torch.cuda.is_available()):
         return nullcontext()
     return torch.cuda.stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from iterand.kernels.layers import is_dense
+from iterand.kernels.layers import is_dense, sent
 from iterand.kernels.randomization import Origin, Redraw
 from iterand.kernels.selection import Selection
 
@@ -18,7 +18,7 @@ class FlooredSelection(Selection):
     """Tensors ranked as one, of which each keeps its floor in any case (``selection.cut_together``)."""
 
     def __init__(self, scores: Sequence[Tensor], kept: Sequence[Tensor], floors: Sequence[int], **options: Any) -> None:
-        self._counts = torch.tensor(floors, dtype=torch.int64).to(scores[0].device)
+        self._counts = sent(torch.tensor(floors), scores[0].device)
         self._own = Selection(scores, self._counts.unbind(), **options)
         super().__init__(scores, kept, together=True, before=self._own, **options)
 

@@ -27,20 +27,24 @@ class Layers:
         self.sizes = [tensor.numel() for tensor in tensors]
         blocks = [triton.cdiv(size, block) for size in self.sizes]
         self.blocks = sum(blocks)
-        self.owner = torch.repeat_interleave(torch.arange(len(tensors)), torch.tensor(blocks)).int().to(device)
+        owner = torch.repeat_interleave(torch.arange(len(tensors)), torch.tensor(blocks)).int()
+        self.owner = sent(owner, device)
         """The tensor of each block."""
         shapes = [_shape(tensor) for tensor in tensors]
         rows = zip(self.sizes, [sum(blocks[:i]) for i in range(len(blocks))], *zip(*shapes))
-        self.table = torch.tensor(list(rows), dtype=torch.int64).to(device)
+        self.table = sent(torch.tensor(list(rows)), device)
         """A row a tensor: its elements, its first block, its channels, the pixels of a channel (1 if these lie in the
         order of their indices)."""
 
 
 def pointers(tensors: Sequence[Tensor]) -> Tensor:
     """The addresses of tensors, on their device; the host does not wait."""
-    device = tensors[0].device
-    addresses = torch.tensor([tensor.data_ptr() for tensor in tensors], pin_memory=device.type == "cuda")
-    return addresses.to(device, non_blocking=True)
+    return sent(torch.tensor([tensor.data_ptr() for tensor in tensors]), tensors[0].device)
+
+
+def sent(numbers: Tensor, device: torch.device) -> Tensor:
+    """Numbers of the host on a device; the host does not wait."""
+    return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
 
 
 def is_dense(tensor: Tensor) -> bool:

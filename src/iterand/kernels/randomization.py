@@ -18,6 +18,7 @@ from iterand.kernels.layers import (
     pointers,
     position_of,
     same_order,
+    sent,
 )
 from iterand.kernels.philox import value, words
 from iterand.kernels.ranking import keeps, ordered
@@ -74,7 +75,7 @@ class Regeneration:
 
 def _table(origins: Sequence[Origin], device: torch.device) -> Tensor:
     rows = [(*rest, int(np.float32(unit).view(np.int32))) for *rest, unit in origins]
-    return torch.tensor(rows, dtype=torch.int64).to(device)
+    return sent(torch.tensor(rows), device)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from iterand.kernels.bracket import collect, compare
 from iterand.kernels.digits import count_digits, settle
-from iterand.kernels.layers import BLOCK, EXACT, Layers, pointers
+from iterand.kernels.layers import BLOCK, EXACT, Layers, pointers, sent
 from iterand.kernels.ranking import COLUMNS, MISSES
 
 CANDIDATES = 8192
@@ -56,11 +56,11 @@ class Selection:
         ranges = [(0, count)] if together else [(i, 1) for i in range(count)]
         offsets = [sum(layers.sizes[:i]) if together else 0 for i in range(count)]
         group = [0] * count if together else list(range(count))
-        self._members = torch.tensor(list(zip(group, offsets)), dtype=torch.int64).to(device)
-        self._ranges = torch.tensor(ranges, dtype=torch.int64).to(device)
+        self._members = sent(torch.tensor(list(zip(group, offsets))), device)
+        self._ranges = sent(torch.tensor(ranges), device)
         self._groups = len(sizes)
         widths = [torch.inf if size <= _WANTED else 0.0 for size in sizes]
-        self._bracket = torch.tensor([(0.0, width) for width in widths]).to(device)
+        self._bracket = sent(torch.tensor([(0.0, width) for width in widths]), device)
         self._numbers = torch.zeros(self._groups, COLUMNS, dtype=torch.int64, device=device)
         self._any_failed = torch.zeros(1, dtype=torch.int32, device=device)
         self._keys = torch.empty(self._groups, CANDIDATES, dtype=torch.int32, device=device)

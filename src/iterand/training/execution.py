@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from iterand.data import Dataset, Split
 from iterand.data.sequences import TextSplit
-from iterand.selection import has_triton
+from iterand.selection import HAS_TRITON
 from iterand.training.session import Session
 from iterand.training.steps import EagerStep, Step
 
@@ -30,7 +30,7 @@ def choose_step(session: Session, data: Dataset[Split], execution: Execution) ->
     reason = None
     if isinstance(data.train, TextSplit):
         reason = "texts differ in length"
-    elif not has_triton():
+    elif not HAS_TRITON:
         reason = "Triton is not installed; pip install triton"
     else:
         from iterand.training.fused import FusedStep

@@ -1,0 +1,58 @@
+"""Which sparsity each layer is asked for, and what cannot be asked for."""
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+from iterand import selection, targets
+from iterand.parametrization import GlobalRanking, Ranking, Settings, floor_count
+from iterand.targets import Owner
+
+
+def own_sparsities(chosen: Mapping[str, list[Owner]], overrides: Mapping[str, float | str]) -> dict[str, float]:
+    """The sparsity of each layer that an override names."""
+    own: dict[str, float] = {}
+    for name, group in chosen.items():
+        asked: dict[str, float] = {}
+        for owner in group:
+            for pattern, value in overrides.items():
+                if owner.matches(pattern):
+                    what = f"overrides[{pattern!r}]"
+                    asked[owner.name] = 0.0 if value == "dense" else selection.check_sparsity(cast(float, value), what)
+        if len(set(asked.values())) > 1:
+            (a, p), (b, q), *_ = asked.items()
+            raise ValueError(f"{a!r} and {b!r} are one tied tensor, but ask for sparsity {p} and {q}; give one")
+        if asked:
+            own[name] = next(iter(asked.values()))
+    return own
+
+
+def mapped_sparsities(chosen: Mapping[str, list[Owner]], sparsity: Mapping[str, float]) -> dict[str, float]:
+    """The sparsity of every layer from an explicit map."""
+    own = own_sparsities(chosen, sparsity)
+    for name in chosen:
+        if name not in own:
+            raise ValueError(f"the sparsity map says nothing of {name!r}; add it, or '*' for the rest, or exclude it")
+    for pattern in sparsity:
+        targets.matching(pattern, [owner for group in chosen.values() for owner in group], "sparsity")
+    return own
+
+
+def refuse_empty(plan: Iterable[tuple[list[Owner], Settings, Ranking]], together: GlobalRanking) -> None:
+    """Refuse settings that leave a layer without weights, or promise more than there is."""
+    pooled = floors = 0
+    sparsity = 0.0
+    for group, settings, rank in plan:
+        count = group[0].parameter.numel()
+        if rank is together:
+            pooled, floors = pooled + count, floors + floor_count(count, settings.floor)
+            sparsity = settings.sparsity
+        elif selection.kept_count(count, settings.sparsity) == 0:
+            raise ValueError(
+                f"sparsity {settings.sparsity:g} leaves none of the {count} weights of {settings.name!r}; "
+                "lower it, or give the layer an own one with overrides="
+            )
+    kept = selection.kept_count(pooled, sparsity)
+    if pooled and kept < max(floors, 1):
+        raise ValueError(
+            f"sparsity {sparsity:g} leaves {kept} of {pooled} weights, and floor= asks for {floors}; lower either"
+        )

@@ -1,0 +1,68 @@
+"""Every kernel compiles for a GPU, on a machine without one: the interpreter accepts what the compiler refuses."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+
+SCRIPT = """
+import inspect, json, warnings
+warnings.simplefilter("ignore")
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from iterand.kernels import bracket, digits, masking, randomization
+from iterand.kernels.layers import EXACT
+
+INTEGERS = {"owner", "any_failed", "keys", "digits", "normal"}
+FLOATS = {"first_thresholds", "thresholds", "bracket", "learning_rate"}
+SCALARS = {"blocks": "i32", "coin": "i64", "momentum": "fp32", "weight_decay": "fp32"}
+SIZES = {"CANDIDATES": 8192, "WANTED": 512, "BLOCK": 1024, "PARTS": 4, "TILE": 32, "ROUNDS": 6, "DIGITS": 2048}
+
+
+def kind(name, kernel):
+    if name.isupper():
+        return "constexpr"
+    if name in SCALARS:
+        return SCALARS[name]
+    return "*fp32" if name in FLOATS else "*i32" if name in INTEGERS else "*i64"
+
+
+def compiled(kernel, **choices):
+    names = list(inspect.signature(kernel.fn).parameters)
+    constants = {name: (SIZES | choices)[name] for name in names if name.isupper()}
+    source = ASTSource(kernel, {name: kind(name, kernel) for name in names},
+                       {(names.index(name),): value for name, value in constants.items()})
+    return len(triton.compile(source, target=GPUTarget("cuda", 90, 32), options=EXACT).asm["cubin"])
+
+
+found = {
+    "collect": compiled(bracket.collect, MAGNITUDE=False, FIRST=False),
+    "collect, floors": compiled(bracket.collect, MAGNITUDE=True, FIRST=True),
+    "compare": compiled(bracket.compare),
+    "digits of scores": compiled(digits.count_digits, ROUND=1, MAGNITUDE=False, FIRST=False),
+    "digits of indices": compiled(digits.count_digits, ROUND=4, MAGNITUDE=True, FIRST=True),
+    "settle": compiled(digits.settle),
+    "apply": compiled(masking._apply, MAGNITUDE=False, HALF=True),
+    "update": compiled(masking._update, MAGNITUDE=True, HALF=True, DECAYS=True, MOVES=True),
+    "redraw": compiled(randomization._redraw, MAGNITUDE=False, SAME=False),
+    "regenerate": compiled(randomization._regenerate),
+}
+print(json.dumps(found))
+"""
+
+
+def test_every_kernel_compiles_for_a_gpu(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    answer = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment, timeout=250
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    found = json.loads(answer.stdout.splitlines()[-1])
+    assert len(found) == 10
+    assert all(size > 1000 for size in found.values()), found
