@@ -22,6 +22,7 @@ from iterand.experiments.cluster import connected
 from iterand.experiments.cost import gpu_minutes
 from iterand.experiments.local import run_tasks
 from iterand.experiments.report.formatting import size
+from iterand.experiments.side_by_side import STREAMS
 from iterand.experiments.sweep import CellResult, Engine, Sweep, distinct_runs, only
 from iterand.training.environment import choose_device, describe
 from iterand.training.execution import Execution
@@ -33,7 +34,6 @@ _MEASURES = {
     "seconds": ("training time", "s"),
 }
 _OWN_COLUMNS = ("trained", "test accuracy (%)", "weights kept", "float32", "ticket")
-_TOGETHER = 4  # more than one network of the paper fits on a GPU beside others
 _RANDOMIZATION = "a randomization (ms)"
 
 
@@ -52,7 +52,7 @@ def reproduce(
         int | None, typer.Option(min=1, help="Processes at a time [one on a GPU, else one a core].")
     ] = None,
     together: Annotated[
-        int | None, typer.Option(min=1, help="Runs side by side in each of these on a GPU [4, else 1].")
+        int | None, typer.Option(min=1, max=STREAMS, help="Runs side by side in each of these [1].")
     ] = None,
     engine: Annotated[str, typer.Option(help="local, or ray for the machines of a cluster.")] = "local",
     address: Annotated[
@@ -143,8 +143,7 @@ def _place(
             raise ValueError(f"{option} {value} says something to Ray only; add --engine ray, or leave it out")
     chosen = choose_device(device)
     at_a_time = jobs or (1 if chosen.type == "cuda" else os.cpu_count() or 1)
-    in_each = together or (_TOGETHER if chosen.type == "cuda" else 1)
-    yield _Place(str(chosen), at_a_time, partial(run_tasks, together=in_each), describe(chosen))
+    yield _Place(str(chosen), at_a_time, partial(run_tasks, together=together or 1), describe(chosen))
 
 
 def _list(experiments: Sequence[Experiment], json: bool) -> None:

@@ -18,12 +18,17 @@ from iterand.training.folder import RunFolder
 from iterand.training.interrupt import Interrupted, StopRequest, stop_request
 from iterand.training.loop import Observer
 
+STREAMS = 32
+"""How many streams torch has; two runs on one would share scratch memory."""
+
 Tell = Callable[[Task, str, dict[str, Any]], None]
 """Hears ``done`` with the record of a task, or ``failed`` with its error."""
 
 
 def run_side_by_side(tasks: Sequence[Task], observer: Callable[[Task], Observer], tell: Tell) -> None:
     """Do the tasks, one step of each in turn."""
+    if len(tasks) > STREAMS:
+        raise ValueError(f"{len(tasks)} runs cannot go side by side in one process; there are {STREAMS} streams")
     with stop_request() as request:
         lanes = []
         for task in tasks:

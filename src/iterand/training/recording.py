@@ -19,15 +19,15 @@ class Recording:
         saved = [tensor.detach().cpu() for tensor in state]  # not beside what is measured as peak memory
         random = torch.cuda.get_rng_state(device)
         try:
-            side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             current = torch.cuda.current_stream(device)
+            side = _own_stream(device)
             side.wait_stream(current)
             with torch.cuda.stream(side):
                 for _ in range(_WARM_UP):
                     work(self._batch)
             current.wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            with torch.cuda.graph(self._graph, stream=side):
                 work(self._batch)
         finally:
             torch.cuda.set_rng_state(random, device)
@@ -44,3 +44,15 @@ class Recording:
         for own, one in zip((*self._batch.inputs, self._batch.labels), (*batch.inputs, batch.labels)):
             own.copy_(one)
         self._graph.replay()
+
+
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    """The present stream, unless it is the one that all share, which cannot record.
+
+    Libraries keep scratch memory for each stream, and a graph keeps using that of the stream it was recorded on. Runs
+    side by side have streams of their own; recorded on a common one, they would write over each other's sums.
+    """
+    current = torch.cuda.current_stream(device)
+    if current != torch.cuda.default_stream(device):
+        return current
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
