@@ -48,7 +48,7 @@ def test_the_table_says_what_is_not_measured(scaling):
         steps.update(dict.fromkeys(steps))
     inputs["step_milliseconds"]["imagenet-resnet50"]["128"] = 100.0
     rows = [line for line in scaling.table(inputs).splitlines() if "resnet50 |" in line]
-    assert [row.split(" | ")[-2:] for row in rows][0] == ["100.0 ms", "28.9 h |"]
+    assert rows[0].split(" | ")[-2:] == ["100.0 ms", "28.9 h |"]
     assert [row.split(" | ")[-2] for row in rows[1:]] == ["≥ 12.5 ms", "≥ 1.6 ms"]
     others = [line for line in scaling.table(inputs).splitlines() if "resnet34 |" in line]
     assert [row.split(" | ")[-1] for row in others] == ["not measured |"] * 3
