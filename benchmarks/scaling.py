@@ -114,9 +114,8 @@ def table(inputs: dict[str, Any]) -> str:
             milliseconds = measured.get(str(images))
             took = whole = "not measured"
             whole_batch = measured.get(str(recipe.training.batch_size))
-            if (
-                milliseconds is None and whole_batch is not None
-            ):  # a small batch takes at least its share of a large one
+            if milliseconds is None and whole_batch is not None:
+                # A small batch takes at least its share of a large one.
                 low, high = run_seconds(recipe, network, ranks, whole_batch / ranks / 1000, link)
                 took = f"≥ {whole_batch / ranks:.1f} ms"
                 whole = f"≥ {_span(low, high)}"
