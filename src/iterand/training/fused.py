@@ -69,9 +69,10 @@ class FusedStep:
 
     def train(self, batch: Batch) -> None:
         """Forward, backward, update; count loss and hits."""
-        if "train" not in self._recordings:
+        whole = len(batch.labels) == self._session.recipe.training.batch_size
+        if whole and "train" not in self._recordings:
             self._recordings["train"] = self._try(self._laid_out(batch))
-        recording = self._recordings["train"]
+        recording = self._recordings.get("train")
         if recording is not None and recording.fits(batch):
             recording.replay(batch)
         else:
@@ -109,7 +110,7 @@ class FusedStep:
                 recording = Recording(partial(self._train, losses=losses), batch, state)
             except Exception as error:  # whatever a compiler or a driver may raise
                 reason = (str(error) or type(error).__name__).splitlines()[0]
-                what = "compiling" if losses is not self._network.losses else "a CUDA graph"
+                what = "a CUDA graph" if losses == self._network.losses else "compiling"
                 logger.warning("without %s, so slower than it could be: %s", what, reason)
             else:
                 self._trainable.recorded()
