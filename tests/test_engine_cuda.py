@@ -61,9 +61,8 @@ def test_a_graph_does_what_the_plain_step_does(deterministic, method, precision)
 
     found = []
     for fused in (False, True):
-        session = session_of(
-            "conv6", [f"method.name={method}", f"precision={precision}", "width_factor=0.5", "epochs=4"]
-        )
+        small = ["width_factor=0.5", "epochs=4", "batch_size=64"]
+        session = session_of("conv6", [f"method.name={method}", f"precision={precision}", *small])
         step = FusedStep(session, compile=False, graph=True) if fused else EagerStep(session)
         for batch in (*batches(7), *batches(1, size=20)):
             step.train(batch)
@@ -91,7 +90,7 @@ RECIPES = {
 def test_no_step_waits_for_the_device(settings):
     from iterand.training.fused import FusedStep
 
-    session = session_of("resnet20", settings)
+    session = session_of("resnet20", ["batch_size=64", *settings])
     step = FusedStep(session)
     first, *rest = list(batches(8))
     for batch in (first, rest[0], rest[1]):
@@ -144,7 +143,7 @@ class _Whole:
 def test_evaluation_is_the_plain_one(deterministic):
     from iterand.training.fused import FusedStep
 
-    session = session_of("conv6", ["precision=float32"])
+    session = session_of("conv6", ["precision=float32", "batch_size=256"])
     step = FusedStep(session, compile=False)
     (batch,) = batches(1, size=256)
     step.train(batch)
