@@ -9,8 +9,11 @@ from iterand.cli import reproduce
 from iterand.cli.main import app
 from iterand.experiments import sweep
 from iterand.experiments.catalog import experiment_names, find_experiment
+from iterand.experiments.library import find_recipe
+from iterand.experiments.local import run_tasks
 from iterand.experiments.sweep import Sweep, distinct_runs, only
-from iterand.experiments.task import Event
+from iterand.experiments.task import Event, Task
+from iterand.training import recipe_file
 
 
 def record(task, accuracy):
@@ -138,3 +141,23 @@ def test_durations_for_people():
         "10 h",
         "1,500 h",
     ]
+
+
+def test_runs_that_take_turns_are_those_done_alone(tmp_path):
+    recipes = [recipe_file.override(find_recipe("digits"), [f"seed={seed}", "epochs=2"]) for seed in range(3)]
+    broken = recipe_file.override(find_recipe("conv6"), ["seed=9"])
+
+    def done(together):
+        base = tmp_path / str(together)
+        tasks = [Task("run", recipe, base / str(recipe.seed), "cpu", base / "no data") for recipe in (*recipes, broken)]
+        events = list(run_tasks(tasks, jobs=2, together=together))
+        (failed,) = [event for event in events if event.kind == "failed"]
+        assert failed.task.recipe.seed == 9
+        return {event.task.recipe.seed: event.value for event in events if event.kind == "done"}
+
+    alone, together = done(1), done(4)
+    assert sorted(alone) == sorted(together) == [0, 1, 2]
+    for seed, record in alone.items():
+        assert together[seed]["result"] == record["result"]
+        assert together[seed]["metrics"] == record["metrics"]
+    assert together[0]["environment"]["execution"]["side_by_side"] == 3  # those of the same network
