@@ -8,7 +8,7 @@ quickstart: .venv/installed
 	$(BIN)/iterand reproduce digits
 
 test: .venv/installed-dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 report: .venv/installed
 	$(BIN)/iterand report results

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+os.environ.pop("COLUMNS", None)  # workers set it, and consoles that are made under it keep that width
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run without a GPU; read when Triton is imported
 

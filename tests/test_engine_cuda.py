@@ -181,8 +181,9 @@ def test_steps_that_take_turns_are_those_done_alone(deterministic, compile):
         streams = [torch.cuda.Stream() for _ in turns]
         sessions = [session_of("conv6", [f"seed={seed}"]) for seed in turns]
         steps = [FusedStep(session, compile=compile) for session in sessions]
+        given = list(batches(60, size=128))  # kept, so that no memory is used again while a stream reads it
         torch.cuda.synchronize()
-        for batch in batches(60, size=128):
+        for batch in given:
             for session, step, stream in zip(sessions, steps, streams):
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):

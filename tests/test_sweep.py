@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from iterand.cli import reproduce
@@ -11,6 +12,7 @@ from iterand.experiments import sweep
 from iterand.experiments.catalog import experiment_names, find_experiment
 from iterand.experiments.library import find_recipe
 from iterand.experiments.local import run_tasks
+from iterand.experiments.side_by_side import run_side_by_side
 from iterand.experiments.sweep import Sweep, distinct_runs, only
 from iterand.experiments.task import Event, Task
 from iterand.training import recipe_file
@@ -141,6 +143,35 @@ def test_durations_for_people():
         "10 h",
         "1,500 h",
     ]
+
+
+class Drawing:
+    """An observer that draws from torch's generator, as dropout does, and looks at the threads."""
+
+    def __init__(self):
+        self.seen = []
+
+    def step(self, session):
+        self.seen.append((torch.rand(()).item(), torch.get_num_threads()))
+
+    def epoch(self, session, metrics):
+        pass
+
+
+def test_a_run_that_takes_turns_has_its_own_generator_and_threads(tmp_path):
+    def seen(seeds, folder):
+        observers = {seed: Drawing() for seed in seeds}
+        settings = {seed: [f"seed={seed}", f"epochs={1 + seed}", f"threads={1 + seed % 2}"] for seed in seeds}
+        recipes = [recipe_file.override(find_recipe("digits"), settings[seed]) for seed in seeds]
+        tasks = [Task("run", recipe, tmp_path / folder / str(recipe.seed), "cpu") for recipe in recipes]
+        before = torch.get_num_threads()
+        run_side_by_side(tasks, lambda task: observers[task.recipe.seed], lambda task, kind, value: None)
+        assert torch.get_num_threads() == before
+        return {seed: observer.seen for seed, observer in observers.items()}
+
+    alone = {seed: seen([seed], "alone")[seed] for seed in (0, 1, 2)}
+    assert seen([0, 1, 2], "together") == alone
+    assert {threads for _, threads in alone[1]} == {2}
 
 
 def test_runs_that_take_turns_are_those_done_alone(tmp_path):

@@ -195,3 +195,20 @@ def test_data_order_is_a_new_permutation_each_epoch():
     assert sorted(first) == sorted(second) == list(range(1197))
     assert first != second
     assert first == philox.permutation(1197, key, 0).tolist()
+
+
+def test_a_run_whose_last_checkpoint_cannot_be_written_is_not_complete(tmp_path, monkeypatch):
+    recipe = recipe_file.override(Recipe(name="x"), ["epochs=2", "network.width_factor=0.25"])
+    write = checkpoint.write
+
+    def full(folder, state):
+        if state.state["epoch"] == 2:
+            raise CheckpointError("disk full")
+        write(folder, state)
+
+    monkeypatch.setattr(checkpoint, "write", full)
+    with pytest.raises(CheckpointError, match="disk full"):
+        run(recipe, RunFolder(tmp_path), device=CPU)
+    assert not (tmp_path / "record.json").exists()
+    monkeypatch.setattr(checkpoint, "write", write)
+    assert run(recipe, RunFolder(tmp_path), device=CPU)["metrics"][-1]["epoch"] == 2

@@ -76,8 +76,8 @@ def _normal_table(device: torch.device) -> Tensor:
 
 @lru_cache
 def normal_levels(device: torch.device) -> Tensor:
-    """The same in 32 bits, as kernels read it."""
-    return _normal_table(device).int()
+    """The same in 32 bits, as kernels read it; copied with a wait, since any stream may read it next."""
+    return _normal_table(torch.device("cpu")).int().to(device)
 
 
 def _normal_levels(words: Words) -> Tensor:

@@ -9,9 +9,10 @@ so the number of kept weights is exact whatever the ties: the lower index wins.
 """
 
 import importlib.util
+import inspect
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +22,12 @@ from iterand.checks import share
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """Whether there is Triton, which the kernels are written in; it comes with torch for CUDA."""
+
+
+# The operator keeps tables on the device, which inductor's own CUDA graphs would put where they reuse memory.
+_TAG = getattr(torch.Tag, "cudagraph_unsafe", None)
+_TAKES_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
+_NOT_RECORDED: dict[str, Any] = {"tags": (_TAG,)} if _TAG is not None and _TAKES_TAGS else {}
 
 
 class Cut(NamedTuple):
@@ -116,10 +123,10 @@ def on_device(scores: Sequence[Tensor]) -> bool:
         return False
     from iterand.kernels import cuts  # only where there is Triton
 
-    return cuts.supported(scores)
+    return cuts.supported(scores) and (torch.compiler.is_compiling() or cuts.working(scores[0].device))
 
 
-@torch.library.custom_op("iterand::cut_on_device", mutates_args=())
+@torch.library.custom_op("iterand::cut_on_device", mutates_args=(), **_NOT_RECORDED)
 def _cut_on_device(
     scores: Sequence[Tensor], kept: Sequence[Tensor], floors: Sequence[int], together: bool, magnitude: bool
 ) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ _TIMED_RANDOMIZATIONS = 3
 
 def run(recipe: Recipe, folder: RunFolder, **options: Any) -> dict[str, Any]:
     """Do a run, or go on with it; if it is complete already, only give its record."""
-    with stop_request() as request:
+    with environment.threads(recipe.training.threads), stop_request() as request:
         steps = run_steps(recipe, folder, request=request, **options)
         while True:
             try:
@@ -57,9 +57,9 @@ def run_steps(
     execution: Execution | None = None,
     ranks: Ranks = ALONE,
 ) -> Generator[None, None, dict[str, Any]]:
-    """The same step by step, so that several runs can take turns."""
+    """The same step by step, so that several runs can take turns; threads and generators are the caller's business."""
     folder = folder if ranks.first else FollowerFolder(folder.path)
-    with environment.threads(recipe.training.threads), folder.opened(recipe, fresh=fresh):
+    with folder.opened(recipe, fresh=fresh):
         record = ranks.from_first(folder.record())
         if record is not None:
             return record

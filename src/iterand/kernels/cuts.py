@@ -1,5 +1,7 @@
 """The cuts of a model's layers on the device, whatever their ranking; what was made ready once is used again."""
 
+import functools
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -35,8 +37,25 @@ class FlooredSelection(Selection):
 def supported(scores: Sequence[Tensor]) -> bool:
     """Whether kernels can rank these: float32 on one CUDA device, without gaps."""
     return all(
-        score.is_cuda and score.dtype == torch.float32 and score.numel() and is_dense(score) for score in scores
-    )  # fmt: skip
+        score.is_cuda
+        and score.device == scores[0].device
+        and score.dtype == torch.float32
+        and score.numel() > 0
+        and is_dense(score)
+        for score in scores
+    )
+
+
+@functools.cache
+def working(device: torch.device) -> bool:
+    """Whether kernels can be compiled for a device: Triton needs a C compiler, and a GPU that is not too old."""
+    try:
+        Selection([torch.zeros(8, device=device)], [torch.ones((), dtype=torch.int64, device=device)]).find()
+    except Exception as error:  # whatever a compiler or a driver may raise
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        logging.getLogger("iterand").warning("without Triton's kernels, so slower than it could be: %s", reason)
+        return False
+    return True
 
 
 def selection(

@@ -1,6 +1,8 @@
 """Several tensors as one piece of work: which program works on which part of which tensor."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import triton
@@ -45,6 +47,11 @@ def pointers(tensors: Sequence[Tensor]) -> Tensor:
 def sent(numbers: Tensor, device: torch.device) -> Tensor:
     """Numbers of the host on a device; the host does not wait."""
     return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
+
+
+def launching_on(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the present device, which need not be the one of the tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def is_dense(tensor: Tensor) -> bool:

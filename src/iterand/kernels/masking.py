@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from iterand.kernels.layers import BLOCK, EXACT, floats, locate, pointers
+from iterand.kernels.layers import BLOCK, EXACT, floats, launching_on, locate, pointers
 from iterand.kernels.ranking import keeps, ordered
 from iterand.kernels.selection import Selection
 
@@ -26,10 +26,11 @@ class MaskedWeights:
     def compute(self) -> None:
         """Multiply the weights by the masks of the cuts as they are."""
         found, layers = self._selection, self._selection.layers
-        _apply[(layers.blocks,)](
-            layers.owner, layers.table, found.scores, self._weights, self._masked, found.thresholds, found.lasts,
-            BLOCK=BLOCK, MAGNITUDE=found.magnitude, HALF=self._half, **EXACT,
-        )  # fmt: skip
+        with launching_on(layers.device):
+            _apply[(layers.blocks,)](
+                layers.owner, layers.table, found.scores, self._weights, self._masked, found.thresholds, found.lasts,
+                BLOCK=BLOCK, MAGNITUDE=found.magnitude, HALF=self._half, **EXACT,
+            )  # fmt: skip
 
 
 class ScoreUpdate:
@@ -51,12 +52,13 @@ class ScoreUpdate:
         The learning rate (float32) is on the device, so that a graph need not know it.
         """
         layers = self._selection.layers
-        _update[(layers.blocks,)](
-            layers.owner, layers.table, self._selection.scores, self._weights, self._buffers, gradients,
-            learning_rate, momentum, weight_decay,
-            BLOCK=BLOCK, HALF=self._half, MAGNITUDE=self._selection.magnitude, DECAYS=weight_decay != 0,
-            MOVES=momentum != 0, **EXACT,
-        )  # fmt: skip
+        with launching_on(layers.device):
+            _update[(layers.blocks,)](
+                layers.owner, layers.table, self._selection.scores, self._weights, self._buffers, gradients,
+                learning_rate, momentum, weight_decay,
+                BLOCK=BLOCK, HALF=self._half, MAGNITUDE=self._selection.magnitude, DECAYS=weight_decay != 0,
+                MOVES=momentum != 0, **EXACT,
+            )  # fmt: skip
 
 
 @triton.jit

@@ -14,6 +14,7 @@ from iterand.kernels.layers import (
     Layers,
     floats,
     index_of,
+    launching_on,
     locate,
     pointers,
     position_of,
@@ -48,11 +49,12 @@ class Redraw:
     def run(self, numbers: Tensor, threshold: int) -> None:
         """One round, by the cuts as they are: its number for every layer, and how many words make a coin fall."""
         found, layers = self._selection, self._selection.layers
-        _redraw[(layers.blocks,)](
-            layers.owner, layers.table, found.scores, self._weights, self._draws, self._origins, self._normal,
-            self._table, found.thresholds, found.lasts, numbers, threshold,
-            BLOCK=BLOCK, MAGNITUDE=found.magnitude, SAME=self._same, **EXACT,
-        )  # fmt: skip
+        with launching_on(layers.device):
+            _redraw[(layers.blocks,)](
+                layers.owner, layers.table, found.scores, self._weights, self._draws, self._origins, self._normal,
+                self._table, found.thresholds, found.lasts, numbers, threshold,
+                BLOCK=BLOCK, MAGNITUDE=found.magnitude, SAME=self._same, **EXACT,
+            )  # fmt: skip
 
 
 class Regeneration:
@@ -68,9 +70,17 @@ class Regeneration:
     def run(self) -> None:
         """All of them, in one launch."""
         layers = self._layers
-        _regenerate[(layers.blocks,)](
-            layers.owner, layers.table, self._weights, self._draws, self._origins, self._normal, BLOCK=BLOCK, **EXACT
-        )
+        with launching_on(layers.device):
+            _regenerate[(layers.blocks,)](
+                layers.owner,
+                layers.table,
+                self._weights,
+                self._draws,
+                self._origins,
+                self._normal,
+                BLOCK=BLOCK,
+                **EXACT,
+            )
 
 
 def _table(origins: Sequence[Origin], device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from iterand.kernels.bracket import collect, compare
 from iterand.kernels.digits import count_digits, settle
-from iterand.kernels.layers import BLOCK, EXACT, Layers, pointers, sent
+from iterand.kernels.layers import BLOCK, EXACT, Layers, launching_on, pointers, sent
 from iterand.kernels.ranking import COLUMNS, MISSES
 
 CANDIDATES = 8192
@@ -69,6 +69,10 @@ class Selection:
 
     def find(self) -> None:
         """Find the cuts of the scores as they are now."""
+        with launching_on(self.layers.device):
+            self._find()
+
+    def _find(self) -> None:
         layers, before = self.layers, self._before
         places = (layers.owner, layers.table, self.scores, self._members)
         first = (before.thresholds, before.lasts) if before else (self.thresholds, self.lasts)

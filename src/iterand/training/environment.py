@@ -32,7 +32,10 @@ def choose_device(name: str) -> torch.device:
 def threads(count: int) -> Iterator[None]:
     """Compute with this many threads for a while; 0 leaves it as it is."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
+    if count in (0, before):
+        yield
+        return
+    torch.set_num_threads(count)
     try:
         yield
     finally:

@@ -22,6 +22,12 @@ class Execution:
     """How many runs take turns; noted, since it decides how long each takes."""
 
 
+def _kernels_work(session: Session) -> bool:
+    from iterand.kernels import cuts
+
+    return cuts.working(session.device)
+
+
 def choose_step(session: Session, data: Dataset[Split], execution: Execution) -> Step:
     """The fastest way of doing a step that works here; on a GPU, what is slower than it could be is said."""
     # A fused step updates scores as their gradients come; over several ranks these are averaged first.
@@ -32,6 +38,8 @@ def choose_step(session: Session, data: Dataset[Split], execution: Execution) ->
         reason = "texts differ in length"
     elif not HAS_TRITON:
         reason = "Triton is not installed; pip install triton"
+    elif not _kernels_work(session):
+        reason = "Triton does not work here"
     else:
         from iterand.training.fused import FusedStep
 

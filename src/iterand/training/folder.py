@@ -54,6 +54,8 @@ class RunFolder:
                 finally:
                     self._finish_saving()
         except OSError as error:
+            if error.filename is not None and self.path not in (Path(error.filename), *Path(error.filename).parents):
+                raise  # of something else that the run has to do with
             raise IterandError(f"cannot write to the run folder {self.path}: {error.strerror or error}") from error
         finally:
             if self._writer is not None:
@@ -82,6 +84,7 @@ class RunFolder:
 
     def finish(self, record: dict[str, Any]) -> None:
         """Write the record of the whole run, one file that can be kept by itself; with it the run is complete."""
+        self._finish_saving()
         atomic_write(self.path / RECORD, _json(record))
 
     def save(self, state: Checkpoint) -> None:

@@ -15,14 +15,12 @@ from iterand.data import Batch, Split
 from iterand.masking import skeleton
 from iterand.training.outputs import correct_of, laid_out, loss_of, outputs_of
 from iterand.training.recipe import Recipe
-from iterand.training.recording import Recording
+from iterand.training.recording import CannotRecord, Recording
 from iterand.training.session import Session
-from iterand.training.steps import Measured, Sums
+from iterand.training.steps import EVALUATION_BATCH, Measured, Sums
 from iterand.training.trainable import DenseParameters, MaskedParameters
 
 logger = logging.getLogger("iterand")
-
-_EVALUATION_BATCH = 500
 
 Losses = Callable[[dict[str, Tensor], tuple[Tensor, ...], Tensor], tuple[Tensor, Tensor]]
 """From tensors, inputs and labels to the loss and the number of hits."""
@@ -70,8 +68,8 @@ class FusedStep:
     def train(self, batch: Batch) -> None:
         """Forward, backward, update; count loss and hits."""
         whole = len(batch.labels) == self._session.recipe.training.batch_size
-        if whole and "train" not in self._recordings:
-            self._recordings["train"] = self._try(self._laid_out(batch))
+        if whole and self._graph and "train" not in self._recordings:
+            self._recordings["train"] = self._record_training(self._laid_out(batch))
         recording = self._recordings.get("train")
         if recording is not None and recording.fits(batch):
             recording.replay(batch)
@@ -83,13 +81,10 @@ class FusedStep:
         self._trainable.prepare()
         self._sums.reset()
         with torch.no_grad():
-            for batch in split.batches(torch.arange(len(split)), _EVALUATION_BATCH):
-                if "evaluate" not in self._recordings:
-                    wanted = self._recordings.get("train") is not None
-                    state = [self._sums.loss, self._sums.correct]
-                    like = self._laid_out(batch)
-                    self._recordings["evaluate"] = Recording(self._evaluate, like, state) if wanted else None
-                recording = self._recordings["evaluate"]
+            for batch in split.batches(torch.arange(len(split)), EVALUATION_BATCH):
+                if "evaluate" not in self._recordings and self._recordings.get("train") is not None:
+                    self._recordings["evaluate"] = self._record_evaluation(self._laid_out(batch))
+                recording = self._recordings.get("evaluate")
                 if recording is not None and recording.fits(batch):
                     recording.replay(batch)
                 else:
@@ -99,23 +94,32 @@ class FusedStep:
     def _laid_out(self, batch: Batch) -> Batch:
         return Batch(laid_out(batch.inputs, self._session.recipe), batch.labels)
 
-    def _try(self, batch: Batch) -> Recording | None:
+    def _record_training(self, batch: Batch) -> Recording | None:
         """The recording of a step in the fastest way that works; ways that do not are said once."""
-        session = self._session
+        session, network = self._session, self._network
         state = [*self._trainable.state, *session.model.buffers(), session.loss_sum, session.correct]
-        if not self._graph:
-            return None
-        for losses in (*((self._network.compiled,) if self._compile else ()), self._network.losses):
+        for losses in (network.compiled, network.losses) if self._compile else (network.losses,):
             try:
                 recording = Recording(partial(self._train, losses=losses), batch, state)
-            except Exception as error:  # whatever a compiler or a driver may raise
-                reason = (str(error) or type(error).__name__).splitlines()[0]
-                what = "a CUDA graph" if losses == self._network.losses else "compiling"
-                logger.warning("without %s, so slower than it could be: %s", what, reason)
+            except CannotRecord as error:
+                self._direct = losses
+                _say("a CUDA graph", error)
+                return None
+            except Exception as error:  # whatever a compiler may raise
+                if losses == network.losses:
+                    raise
+                _say("compiling", error)
             else:
                 self._trainable.recorded()
                 return recording
         return None
+
+    def _record_evaluation(self, batch: Batch) -> Recording | None:
+        try:
+            return Recording(self._evaluate, batch, [self._sums.loss, self._sums.correct])
+        except Exception as error:  # no memory for another graph, most likely
+            _say("a CUDA graph for evaluation", error)
+            return None
 
     def _train(self, batch: Batch, losses: Losses) -> None:
         self._network.skeleton.train()
@@ -128,6 +132,11 @@ class FusedStep:
     def _evaluate(self, batch: Batch) -> None:
         self._network.skeleton.eval()
         self._sums.add(self._network.outputs(self._trainable.tensors, batch.inputs), batch.labels)
+
+
+def _say(what: str, error: Exception) -> None:
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    logger.warning("without %s, so slower than it could be: %s", what, reason)
 
 
 class _Network:

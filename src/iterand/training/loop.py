@@ -72,6 +72,7 @@ def train(
         measured = step.evaluate(data.validation)
         yield  # others may give the device work before this run waits for it
         metrics = _end_epoch(session, measured())
+        session.seconds = time.monotonic() - started
         folder.log(metrics)
         observer.epoch(session, metrics)
         last = session.epoch == recipe.training.epochs

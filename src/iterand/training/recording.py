@@ -10,6 +10,10 @@ from iterand.data import Batch
 _WARM_UP = 3  # times the work is done first: libraries choose their ways, compilers compile
 
 
+class CannotRecord(Exception):
+    """The work can be done, but not recorded."""
+
+
 class Recording:
     """The graph of ``work`` on batches like ``batch``; trying it out leaves ``state`` as it was."""
 
@@ -18,18 +22,20 @@ class Recording:
         device = batch.labels.device
         saved = [tensor.detach().cpu() for tensor in state]  # not beside what is measured as peak memory
         random = torch.cuda.get_rng_state(device)
+        current, side = torch.cuda.current_stream(device), _own_stream(device)
         try:
-            current = torch.cuda.current_stream(device)
-            side = _own_stream(device)
             side.wait_stream(current)
             with torch.cuda.stream(side):
                 for _ in range(_WARM_UP):
                     work(self._batch)
-            current.wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=side):
-                work(self._batch)
+            try:
+                with torch.cuda.graph(self._graph, stream=side):
+                    work(self._batch)
+            except Exception as error:
+                raise CannotRecord(str(error) or type(error).__name__) from error
         finally:
+            current.wait_stream(side)
             torch.cuda.set_rng_state(random, device)
             with torch.no_grad():
                 for tensor, value in zip(state, saved):

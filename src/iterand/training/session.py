@@ -127,7 +127,8 @@ class Session:
         for number, parameter in enumerate(self.parameters):
             momentum = tensors.get(f"momentum.{number}")
             if momentum is not None:
-                self.optimizer.state[parameter]["momentum_buffer"] = momentum.to(self.device)
+                laid_out = torch.empty_like(parameter.detach())  # as the parameter lies: a fused update needs that
+                self.optimizer.state[parameter]["momentum_buffer"] = laid_out.copy_(momentum)
         self.loss_sum.copy_(tensors["loss_sum"])
         self.correct.copy_(tensors["correct"])
         torch.set_rng_state(tensors["random.cpu"])
