@@ -50,7 +50,8 @@ def supported(scores: Sequence[Tensor]) -> bool:
 def working(device: torch.device) -> bool:
     """Whether kernels can be compiled for a device: Triton needs a C compiler, and a GPU that is not too old."""
     try:
-        Selection([torch.zeros(8, device=device)], [torch.ones((), dtype=torch.int64, device=device)]).find()
+        score, kept = torch.zeros(8, device=device), torch.ones((), dtype=torch.int64, device=device)
+        Selection([score], [kept]).find()
     except Exception as error:  # whatever a compiler or a driver may raise
         reason = (str(error) or type(error).__name__).splitlines()[0]
         logging.getLogger("iterand").warning("without Triton's kernels, so slower than it could be: %s", reason)
