@@ -270,3 +270,17 @@ def test_fused_step_is_the_plain_one(settings):
             torch.testing.assert_close(fused[name].cpu(), tensor, rtol=1e-3, atol=1e-4)
         elif not name.startswith("random"):
             assert torch.equal(fused[name].cpu(), tensor), name
+
+
+def test_kernels_that_do_not_compile_are_done_without(monkeypatch, caplog):
+    cuts.working.cache_clear()
+    assert cuts.working(DEVICE)
+
+    def broken(selection):
+        raise RuntimeError("no C compiler\nand much more")
+
+    cuts.working.cache_clear()
+    monkeypatch.setattr(kernels.Selection, "find", broken)
+    assert not cuts.working(DEVICE)
+    assert caplog.messages == ["without Triton's kernels, so slower than it could be: no C compiler"]
+    cuts.working.cache_clear()
