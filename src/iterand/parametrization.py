@@ -6,6 +6,7 @@ The mask is computed from the scores each time the tensor is read, so there is n
 import json
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -58,7 +59,7 @@ class _MaskedWeight(torch.autograd.Function):
         return None, gradient.float() * weight.float(), None, None
 
 
-class Ranking:
+class Ranking(ABC):
     """Which scores compete with which.
 
     A forward pass of the pruned model may find all cuts at once when it begins, and drops them when it ends, however it
@@ -69,13 +70,13 @@ class Ranking:
         self.members: list[Mask] = []
         self._passes: dict[int, _Pass] = {}
 
+    @abstractmethod
     def cuts(self, masks: Sequence["Mask"]) -> list[Cut]:
         """The cuts of these members under the present scores."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rivals(self, mask: "Mask") -> Sequence["Mask"]:
         """All whose scores a member's cut depends on."""
-        raise NotImplementedError
 
     def cut(self, mask: "Mask") -> Cut:
         """The cut of one member: that of the pass under way, unless the pass itself has changed a score."""

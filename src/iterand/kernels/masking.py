@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from iterand.kernels.layers import BLOCK, EXACT, floats, launching_on, locate, pointers
-from iterand.kernels.ranking import keeps, ordered
+from iterand.kernels.ranking import kept_at
 from iterand.kernels.selection import Selection
 
 
@@ -69,10 +69,9 @@ def _apply(
     layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
     exists = lane < left
-    score = tl.load(floats(scores, layer) + start + lane, mask=exists, other=0.0)
+    kept = kept_at(scores, table, layer, start, lane, exists, thresholds, lasts, MAGNITUDE)
     weight = tl.load(floats(weights, layer) + start + lane, mask=exists, other=0.0)
     threshold = tl.load(thresholds + layer)
-    kept = keeps(ordered(score, MAGNITUDE), threshold, tl.load(lasts + layer), table, layer, start, lane, exists)
     # A threshold that is NaN spreads instead of leaving a silent network of zeros.
     result = tl.where(kept, weight, tl.where(threshold == threshold, 0.0, threshold))
     if HALF:

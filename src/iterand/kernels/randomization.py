@@ -22,7 +22,7 @@ from iterand.kernels.layers import (
     sent,
 )
 from iterand.kernels.philox import value, words
-from iterand.kernels.ranking import keeps, ordered
+from iterand.kernels.ranking import kept_at
 from iterand.kernels.selection import Selection
 
 Origin = tuple[int, int, int, float]
@@ -106,17 +106,7 @@ def _redraw(
     layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
     exists = lane < left
-    score = tl.load(floats(scores, layer) + start + lane, mask=exists, other=0.0)
-    kept = keeps(
-        ordered(score, MAGNITUDE),
-        tl.load(thresholds + layer),
-        tl.load(lasts + layer),
-        table,
-        layer,
-        start,
-        lane,
-        exists,
-    )
+    kept = kept_at(scores, table, layer, start, lane, exists, thresholds, lasts, MAGNITUDE)
     number = tl.load(numbers + layer).to(tl.int32)
     index = index_of(table, layer, start, lane)
     word, fresh = _fresh(origin, normal, layer, index, number)

@@ -38,6 +38,14 @@ def keeps(key, threshold, last, table, layer, start, lane, exists):
 
 
 @triton.jit
+def kept_at(scores, table, layer, start, lane, exists, thresholds, lasts, MAGNITUDE: tl.constexpr):
+    """The mask at these places, by the cuts as they are."""
+    score = tl.load(floats(scores, layer) + start + lane, mask=exists, other=0.0)
+    threshold = tl.load(thresholds + layer)
+    return keeps(ordered(score, MAGNITUDE), threshold, tl.load(lasts + layer), table, layer, start, lane, exists)
+
+
+@triton.jit
 def ranked(
     scores, table, layer, start, lane, exists, thresholds, lasts,
     MAGNITUDE: tl.constexpr, FIRST: tl.constexpr,

@@ -41,11 +41,11 @@ def choose_step(session: Session, data: Dataset[Split], execution: Execution) ->
     elif not _kernels_work(session):
         reason = "Triton does not work here"
     else:
-        from iterand.training.fused import FusedStep
+        from iterand.training.fused import CannotFuse, FusedStep
 
         try:
             return FusedStep(session, compile=execution.compile, graph=execution.graph)
-        except NotImplementedError as error:
+        except CannotFuse as error:
             reason = str(error)
     logger.warning("without fused steps, so slower than it could be: %s", reason)
     return EagerStep(session)

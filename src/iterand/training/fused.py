@@ -18,7 +18,9 @@ from iterand.training.recipe import Recipe
 from iterand.training.recording import CannotRecord, Recording
 from iterand.training.session import Session
 from iterand.training.steps import EVALUATION_BATCH, Measured, Sums
-from iterand.training.trainable import DenseParameters, MaskedParameters
+from iterand.training.trainable import CannotFuse, DenseParameters, MaskedParameters
+
+__all__ = ["CannotFuse", "FusedStep"]
 
 logger = logging.getLogger("iterand")
 

@@ -13,6 +13,10 @@ from iterand.training.session import Session
 _INSIDE = ".parametrizations."
 
 
+class CannotFuse(Exception):
+    """A model whose layers cannot all be worked on in one launch."""
+
+
 class DenseParameters:
     """Weights, trained by torch's optimizer."""
 
@@ -56,7 +60,7 @@ class MaskedParameters:
         together = {isinstance(mask.ranking, GlobalRanking) for mask in masks}
         magnitudes = {mask.settings.rank_by == "magnitude" for mask in masks}
         if len(together) > 1 or len(magnitudes) > 1 or any(weight.dtype != torch.float32 for weight in weights):
-            raise NotImplementedError("layers that are ranked in different ways")
+            raise CannotFuse("layers are ranked in different ways, or weights are not float32")
         self._cuts = cuts.selection(
             scores,
             [mask.kept for mask in masks],
