@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -122,3 +123,35 @@ def cnn() -> Example:
 @pytest.fixture
 def tied() -> Example:
     return _example("tied")
+
+
+@pytest.fixture
+def cli(monkeypatch, capsys, tmp_path):
+    """Run the command in an empty folder; gives exit code, stdout, stderr."""
+    from iterand.cli import main as command
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("warnings.showwarning", None)  # main() replaces it; this puts it back
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["iterand", *map(str, arguments)])
+        try:
+            command.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code
+        captured = capsys.readouterr()
+        return code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A small tree of class folders, as ImageNet has them."""
+    import made_up_data
+
+    root = tmp_path_factory.mktemp("data")
+    made_up_data.write_imagenet(root)
+    return root

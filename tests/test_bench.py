@@ -3,8 +3,8 @@
 import importlib.util
 import json
 import math
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,6 @@ from iterand.benchmarks.options import Options
 from iterand.benchmarks.subjects import subject
 from iterand.benchmarks.targets import verdicts
 from iterand.benchmarks.timing import Timer, burst, one_by_one, spread, take_turns
-from iterand.cli import main as command
 from iterand.masking import masked_layers
 
 CPU = torch.device("cpu")
@@ -32,22 +31,9 @@ SPREADS = {
 
 
 @pytest.fixture
-def cli(monkeypatch, capsys):
-    """Run the command; gives exit code, stdout, stderr."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("warnings.showwarning", None)  # main() replaces it; this puts it back
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["iterand", "bench", *arguments])
-        try:
-            command.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        captured = capsys.readouterr()
-        return code or 0, captured.out, captured.err
-
-    return call
+def cli(cli):
+    """Run ``iterand bench``."""
+    return partial(cli, "bench")
 
 
 def test_all_benchmarks_give_numbers(cli):

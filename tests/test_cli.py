@@ -2,34 +2,12 @@
 
 import json
 import os
-import sys
 
 import pytest
 
-from iterand.cli import main as command
 from iterand.experiments.report.formatting import size
 
 TINY = ["--set", "epochs=1", "--set", "batch_size=300"]
-
-
-@pytest.fixture
-def cli(monkeypatch, capsys, tmp_path):
-    """Run the command in an empty folder; gives exit code, stdout, stderr."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("warnings.showwarning", None)  # main() replaces it; this puts it back
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["iterand", *map(str, arguments)])
-        try:
-            command.main()
-            code = 0
-        except SystemExit as end:
-            code = end.code
-        captured = capsys.readouterr()
-        return code or 0, captured.out, captured.err
-
-    return call
 
 
 def test_train_evaluate_and_go_on(cli, tmp_path):

@@ -36,13 +36,6 @@ def pixels(images):
     return (images * deviation + mean).round().to(torch.uint8)
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    made_up_data.write_imagenet(root)
-    return root
-
-
 @pytest.fixture
 def own_tree(tmp_path):
     made_up_data.write_imagenet(tmp_path, train=6, val=2)

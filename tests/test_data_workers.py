@@ -29,13 +29,6 @@ def seeded(index):
     return philox.philox(index, 0, philox.key(7, "augmentation"), philox.DATA)
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    made_up_data.write_imagenet(root)
-    return root
-
-
 @pytest.fixture
 def paths(tree):
     return [str(path) for path in sorted((tree / "imagenet" / "train").glob("*/*.JPEG"))]

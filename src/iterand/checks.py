@@ -1,5 +1,7 @@
-"""Numbers that come from a user, checked: the wrong value, the rule, in one sentence."""
+"""Numbers and names that come from a user, checked: the wrong value, the rule, in one sentence."""
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -19,3 +21,10 @@ def share(name: str, value: Any, rule: str) -> float:
     if not number or not 0 <= value <= 1:
         raise ValueError(f"{name} is {value!r}; it is {rule}, from 0 to 1")
     return float(value)
+
+
+def unknown(what: str, name: Any, known: Iterable[str]) -> str:
+    """What to say of a name that is none of these: the one that was meant, or all there are."""
+    names = list(known)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    return f"unknown {what} {name!r}; " + (f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}")

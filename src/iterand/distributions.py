@@ -5,7 +5,6 @@ on the device and one IEEE multiplication rounds alike everywhere, so two machin
 rounding: there is nothing else to round.
 """
 
-import difflib
 import hashlib
 import math
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from iterand import philox
+from iterand.checks import unknown
 from iterand.philox import Key, Words
 
 
@@ -97,9 +97,7 @@ def register_distribution(distribution: Distribution) -> None:
 def get_distribution(name: str) -> Distribution:
     """The distribution of this name."""
     if name not in _REGISTRY:
-        close = difflib.get_close_matches(str(name), _REGISTRY, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(distribution_names())}"
-        raise ValueError(f"unknown distribution {name!r}; {hint}")
+        raise ValueError(unknown("distribution", name, distribution_names()))
     return _REGISTRY[name]
 
 

@@ -138,6 +138,19 @@ def _cut_layers(masks: Sequence["Mask"], **options: Any) -> list[Cut]:
     return selection.cut_layers(scores, kept, [mask.settings.name for mask in masks], rank_by=rank_by, **options)
 
 
+def selection_on_device(masks: Sequence["Mask"]) -> Any:
+    """The selection of ``iterand.kernels`` over masks that are ranked alike."""
+    from iterand.kernels import cuts  # only where there is Triton
+
+    return cuts.selection(
+        [mask.score.detach() for mask in masks],
+        [mask.kept for mask in masks],
+        together=isinstance(masks[0].ranking, GlobalRanking),
+        floors=[mask.floor_count for mask in masks],
+        magnitude=masks[0].settings.rank_by == "magnitude",
+    )
+
+
 def _versions(masks: Sequence["Mask"]) -> list[int]:
     if torch.compiler.is_compiling():
         return []

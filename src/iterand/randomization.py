@@ -10,7 +10,7 @@ from iterand import philox
 from iterand.checks import share, whole
 from iterand.distributions import normal_levels
 from iterand.masking import MaskedLayer, require_masked_layers
-from iterand.parametrization import GlobalRanking, Ranking, calculate_masks
+from iterand.parametrization import Ranking, calculate_masks, selection_on_device
 from iterand.selection import on_device
 
 
@@ -84,14 +84,7 @@ def _randomize_on_device_(layers: Sequence[MaskedLayer], threshold: int) -> None
     from iterand.kernels.layers import sent
 
     masks = [layer.parametrization for layer in layers]
-    together = isinstance(masks[0].ranking, GlobalRanking)
-    found = cuts.selection(
-        [mask.score for mask in masks],
-        [mask.kept for mask in masks],
-        together=together,
-        floors=[mask.floor_count for mask in masks],
-        magnitude=masks[0].settings.rank_by == "magnitude",
-    )
+    found = selection_on_device(masks)
     found.find()
     origins = [
         (*mask.key, cast(int, mask.distribution.kind), mask.distribution.unit32(mask.settings.fan_in)) for mask in masks

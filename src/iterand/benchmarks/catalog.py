@@ -1,7 +1,6 @@
 """The benchmarks by name."""
 
 import contextlib
-import difflib
 import importlib.metadata
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from iterand.benchmarks import augment, epoch, randomize, select, step, ticket
 from iterand.benchmarks.options import Options
 from iterand.benchmarks.table import Notify, Table
 from iterand.benchmarks.targets import verdicts
+from iterand.checks import unknown
 from iterand.training.environment import describe
 
 FORMAT = "iterand benchmark 1"
@@ -31,9 +31,7 @@ BENCHMARKS: dict[str, Benchmark] = {
 def find(name: str) -> Benchmark:
     """The benchmark of this name."""
     if name not in BENCHMARKS:
-        close = difflib.get_close_matches(name, BENCHMARKS, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(BENCHMARKS)}"
-        raise ValueError(f"unknown benchmark {name!r}; {hint}")
+        raise ValueError(unknown("benchmark", name, BENCHMARKS))
     return BENCHMARKS[name]
 
 

@@ -1,12 +1,12 @@
 """The data sets by name, and what can be done with each."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from iterand.checks import unknown
 from iterand.data import cifar10, digits, imagenet, imdb
 from iterand.data.dataset import Dataset, Split
 from iterand.data.download import Progress, download
@@ -68,9 +68,7 @@ class Status:
 def find(name: str) -> Entry:
     """The entry of this name."""
     if name not in DATASETS:
-        close = difflib.get_close_matches(name, DATASETS, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(DATASETS)}"
-        raise ValueError(f"unknown data set {name!r}; {hint}")
+        raise ValueError(unknown("data set", name, DATASETS))
     return DATASETS[name]
 
 

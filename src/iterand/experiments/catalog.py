@@ -1,8 +1,8 @@
 """The experiments by name: the paper's, in its order, and our own."""
 
-import difflib
 from dataclasses import replace
 
+from iterand.checks import unknown
 from iterand.experiments import own
 from iterand.experiments.experiment import Cell, Experiment, PaperNumber
 from iterand.experiments.paper import ablations, imagenet, overhead, sparsities, text, widths
@@ -38,9 +38,7 @@ def experiment_names() -> list[str]:
 def find_experiment(name: str, profile: str = "paper", scale: str = "full") -> Experiment:
     """The experiment of this name, in a profile, at a scale."""
     if name not in _EXPERIMENTS:
-        close = difflib.get_close_matches(name, _EXPERIMENTS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(experiment_names())}"
-        raise ValueError(f"unknown experiment {name!r}; {hint}")
+        raise ValueError(unknown("experiment", name, _EXPERIMENTS))
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}; there are {', '.join(SCALES)}")
     experiment = _EXPERIMENTS[name]()

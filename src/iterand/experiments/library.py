@@ -1,10 +1,10 @@
 """The recipes that come with the package, by name."""
 
-import difflib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
+from iterand.checks import unknown
 from iterand.errors import RecipeError
 from iterand.training import recipe_file
 from iterand.training.recipe import Recipe
@@ -32,8 +32,7 @@ def find_recipe(name_or_path: str) -> Recipe:
 @cache
 def _of_package(name: str) -> Recipe:
     if name not in recipe_names():
-        close = difflib.get_close_matches(name, recipe_names(), n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(recipe_names())}"
-        raise RecipeError(f"unknown recipe {name!r}; {hint} (an own recipe is given as a path to a .toml file)")
+        sentence = unknown("recipe", name, recipe_names())
+        raise RecipeError(f"{sentence} (an own recipe is given as a path to a .toml file)")
     text = (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
     return recipe_file.from_toml(text, f"recipe {name}", _of_package)

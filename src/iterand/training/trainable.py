@@ -3,11 +3,10 @@
 import torch
 from torch import Tensor
 
-from iterand.kernels import cuts
 from iterand.kernels.layers import pointers, same_order
 from iterand.kernels.masking import MaskedWeights, ScoreUpdate
 from iterand.masking import masked_layers
-from iterand.parametrization import GlobalRanking
+from iterand.parametrization import selection_on_device
 from iterand.training.session import Session
 
 _INSIDE = ".parametrizations."
@@ -57,17 +56,9 @@ class MaskedParameters:
             mask.score.data = torch.empty_like(weight).copy_(mask.score.detach())
             mask.draw = torch.empty_like(weight, dtype=mask.draw.dtype).copy_(mask.draw)
         scores = [mask.score.detach() for mask in masks]
-        together = {isinstance(mask.ranking, GlobalRanking) for mask in masks}
-        magnitudes = {mask.settings.rank_by == "magnitude" for mask in masks}
-        if len(together) > 1 or len(magnitudes) > 1 or any(weight.dtype != torch.float32 for weight in weights):
+        if len({mask.ranking for mask in masks}) > 1 or any(weight.dtype != torch.float32 for weight in weights):
             raise CannotFuse("layers are ranked in different ways, or weights are not float32")
-        self._cuts = cuts.selection(
-            scores,
-            [mask.kept for mask in masks],
-            together=together.pop(),
-            floors=[mask.floor_count for mask in masks],
-            magnitude=magnitudes.pop(),
-        )
+        self._cuts = selection_on_device(masks)
         half = session.recipe.training.precision == "bfloat16"
         kind = torch.bfloat16 if half else torch.float32
         self.leaves: list[Tensor] = [torch.zeros_like(weight, dtype=kind).requires_grad_() for weight in weights]
