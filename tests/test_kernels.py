@@ -209,28 +209,36 @@ def test_scores_are_updated_as_by_sgd_on_the_cpu(kind, momentum, weight_decay):
 
 @pytest.mark.parametrize("same_order", [True, False])
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
-def test_redraw_is_that_of_the_cpu(rate, same_order):
+@pytest.mark.parametrize(("negative", "follow"), [(False, False), (True, True), (False, True)])
+def test_redraw_is_that_of_the_cpu(rate, same_order, negative, follow):
     network, coin = Network(), philox.coin_threshold(rate)
     if not same_order:
         network.weights[0] = network.weights[0].contiguous()
         assert network.weights[0].stride() != network.scores[0].stride()
     before = [weight.cpu().clone() for weight in network.weights]
+    scores = [score.cpu().clone() for score in network.scores]
+    masks = network.masks()
     redraw = Redraw(network.found, network.weights, network.draws, network.origins, network.normal)
     numbers = [3, 3, 4]
-    redraw.run(torch.tensor(numbers, device=DEVICE), coin)
+    redraw.run(torch.tensor(numbers, device=DEVICE), coin, negative=negative, follow=follow)
     changed = 0
-    for i, mask in enumerate(network.masks()):
+    for i, mask in enumerate(masks):
         words = philox.philox(torch.arange(mask.numel()), numbers[i], network.keys[i])
-        redrawn = philox.coins(words[1], coin).view(mask.shape) & ~mask
+        redrawn = philox.coins(words[1], coin).view(mask.shape) & ~mask & ((scores[i] < 0) | (not negative))
         fresh = network.distributions[i].values(words, network.fans[i]).view(mask.shape)
         assert torch.equal(network.weights[i].cpu(), torch.where(redrawn, fresh, before[i]))
         assert torch.equal(network.draws[i].cpu(), torch.where(redrawn, numbers[i], 0).int())
+        turned = redrawn & ((fresh < 0) != (before[i] < 0)) & follow
+        assert torch.equal(network.scores[i].cpu(), torch.where(turned, -scores[i], scores[i]))
         changed += int(redrawn.sum())
     assert (changed > 0) == (rate > 0)
 
 
 METHODS = {
     "iterand": ["method.name=iterand", "period=2", "rate=0.5"],
+    "iterand, scores follow": [
+        "method.name=iterand", "period=1", "rate=0.5", "candidates=negative", "redrawn_scores=follow",
+    ],
     "global with floor and schedule": [
         "method.name=iterand", "period=2", "ranking=global", "floor=0.05", "sparsity=0.8",
         "sparsity_schedule=cubic", "epochs=1",

@@ -49,7 +49,7 @@ found = {
     "settle": compiled(digits.settle),
     "apply": compiled(masking._apply, MAGNITUDE=False, HALF=True),
     "update": compiled(masking._update, MAGNITUDE=True, HALF=True, DECAYS=True, MOVES=True),
-    "redraw": compiled(randomization._redraw, MAGNITUDE=False, SAME=False),
+    "redraw": compiled(randomization._redraw, MAGNITUDE=False, SAME=False, NEGATIVE=True, FOLLOW=True),
     "regenerate": compiled(randomization._regenerate),
 }
 print(json.dumps(found))

@@ -45,6 +45,51 @@ def test_many_rounds_against_a_plain_loop(ranking):
         assert layer.parametrization.rounds == 6
 
 
+@pytest.mark.parametrize("candidates", ["pruned", "negative"])
+@pytest.mark.parametrize("redrawn_scores", ["stay", "follow"])
+def test_candidates_and_scores_against_a_plain_loop(candidates, redrawn_scores):
+    model = pruned(seed=3)
+    layers = iterand.masked_layers(model)
+    shake(model, 1)
+    turned = 0
+    for number in (1, 2, 3):
+        before = {
+            name: [
+                each.detach().flatten().tolist() for each in (layer.mask, layer.score, layer.weight, layer.draw)
+            ]
+            for name, layer in layers.items()
+        }  # fmt: skip
+        iterand.randomize_(model, 0.5, candidates=candidates, redrawn_scores=redrawn_scores)
+        for name, columns in before.items():
+            for i, (is_kept, old_score, old, draw) in enumerate(zip(*columns)):
+                words = reference.words(i, number, 3, name)
+                redrawn = not is_kept and words[1] < 2**31 and (candidates == "pruned" or old_score < 0)
+                new = reference.uniform(words[0], 1.0) if redrawn else old
+                turns = redrawn_scores == "follow" and (new < 0) != (old < 0)
+                turned += turns
+                assert layers[name].weight.flatten()[i].item() == new
+                assert layers[name].draw.flatten()[i].item() == (number if redrawn else draw)
+                assert layers[name].score.flatten()[i].item() == (-old_score if turns else old_score)
+    assert (turned > 0) == (redrawn_scores == "follow")
+
+
+def test_redrawing_negative_scores_ends_where_none_is_pruned_below_zero():
+    """Signs are redrawn until they are what the scores ask for; then nothing changes any more."""
+    model = pruned(weights="signed_constant")
+    shake(model, 1)
+    for _ in range(30):
+        iterand.randomize_(model, candidates="negative", redrawn_scores="follow")
+    assert all((layer.score >= 0)[~layer.mask].all() for layer in iterand.masked_layers(model).values())
+
+
+@pytest.mark.parametrize("option", ["candidates", "redrawn_scores"])
+def test_an_unknown_way_to_redraw_is_refused(option):
+    with pytest.raises(ValueError, match=r"unknown .* 'all'; there are"):
+        iterand.randomize_(pruned(), **{option: "all"})
+    with pytest.raises(ValueError, match=r"unknown .* 'all'; there are"):
+        iterand.IterativeRandomization(pruned(), **{option: "all"})
+
+
 def test_history_is_run_length_coded():
     model = pruned()
     for rate in (0.5, 0.5, 0.5, 1.0, 0.5):

@@ -274,7 +274,7 @@ def test_the_command_uses_a_cluster_that_is_there_and_leaves_it_running(tmp_path
     assert len(list(tmp_path.glob("*/record.json"))) == 3
     assert "--engine ray" in json.loads(next(tmp_path.glob("*/record.json")).read_text())["environment"]["command"]
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-    lines = err.splitlines()
+    lines = [line for line in err.splitlines() if " pending, " not in line]  # which comes now and then
     assert len(lines) == 3, err  # one for each run, and not a word of Ray's
     assert lines[2].startswith("3/3 digits/")
     assert ray.get(ray.remote(lambda: 7).remote()) == 7

@@ -1,4 +1,8 @@
-"""Randomize (Section 3): redraw pruned weights, Eq. (2) and Eq. (3); and when to do it, Algorithm 3."""
+"""Randomize (Section 3): redraw pruned weights, Eq. (2) and Eq. (3); and when to do it, Algorithm 3.
+
+Two things can be done differently than in the paper (docs/beyond.md says why): which pruned weights are redrawn, and
+what becomes of the score of a redrawn one.
+"""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -7,11 +11,16 @@ import torch
 from torch import nn
 
 from iterand import philox
-from iterand.checks import share, whole
+from iterand.checks import share, unknown, whole
 from iterand.distributions import normal_levels
 from iterand.masking import MaskedLayer, require_masked_layers
 from iterand.parametrization import Ranking, calculate_masks, selection_on_device
 from iterand.selection import on_device
+
+CANDIDATES = ("pruned", "negative")
+"""Which weights a round may redraw: all that are pruned, or those of them that score below zero."""
+SCORES = ("stay", "follow")
+"""What a redrawn weight does to its score: nothing, or the score changes its sign when the weight does."""
 
 
 def check_rate(rate: float) -> float:
@@ -19,24 +28,40 @@ def check_rate(rate: float) -> float:
     return share("rate", rate, "the share of pruned weights redrawn")
 
 
-def randomize_(model: nn.Module, rate: float = 1.0) -> None:
+def randomize_(
+    model: nn.Module, rate: float = 1.0, *, candidates: str = "pruned", redrawn_scores: str = "stay"
+) -> None:  # fmt: skip
     """Redraw pruned weights of all masked layers, each with probability ``rate``, in place.
 
     Partial randomization, Eq. (3), with r = ``rate``; at r = 1 every pruned weight is redrawn: naive randomization,
     Eq. (2). Kept weights never change. The k-th call gives draw k of the weights whose coin b_r falls in round k, so
     what changes is a function of seed, round and mask alone.
+
+    With ``candidates="negative"`` only pruned weights whose score is below zero are redrawn: those that the network
+    would rather have with the other sign. With ``redrawn_scores="follow"`` a score changes its sign when its weight
+    does.
     """
     threshold = philox.coin_threshold(check_rate(rate))
+    negative, follow = _check_choices(candidates, redrawn_scores)
     layers = list(require_masked_layers(model).values())
     for group in _ranked_alike(layers):
         if _on_device(group):
-            _randomize_on_device_(group, threshold)
+            _randomize_on_device_(group, threshold, negative, follow)
         else:
             masks = calculate_masks([layer.parametrization for layer in group])
             for layer, mask in zip(group, masks):
-                _randomize_layer_(layer, mask, threshold)
+                _randomize_layer_(layer, mask, threshold, negative, follow)
     for layer in layers:
         layer.parametrization.add_round(threshold)
+
+
+def _check_choices(candidates: str, redrawn_scores: str) -> tuple[bool, bool]:
+    """Whether only negative scores are redrawn, and whether scores follow their weights."""
+    if candidates not in CANDIDATES:
+        raise ValueError(unknown("kind of candidates", candidates, CANDIDATES))
+    if redrawn_scores not in SCORES:
+        raise ValueError(unknown("way of redrawn scores", redrawn_scores, SCORES))
+    return candidates == "negative", redrawn_scores == "follow"
 
 
 def _ranked_alike(layers: Sequence[MaskedLayer]) -> list[list[MaskedLayer]]:
@@ -47,17 +72,26 @@ def _ranked_alike(layers: Sequence[MaskedLayer]) -> list[list[MaskedLayer]]:
 
 
 @torch.no_grad()
-def _randomize_layer_(layer: MaskedLayer, mask: torch.Tensor, threshold: int) -> None:
+def _randomize_layer_(layer: MaskedLayer, mask: torch.Tensor, threshold: int, negative: bool, follow: bool) -> None:
     state = layer.parametrization
     number = state.rounds + 1
     key, distribution, fan_in = state.key, state.distribution, state.settings.fan_in
     # In the order of the indices; the tensors may lie in another.
     kept, draw, weight = mask.reshape(-1), layer.draw.reshape(-1).clone(), layer.weight.reshape(-1).clone()
+    score = layer.score.reshape(-1).clone()
     for part in philox.chunks(draw.numel(), draw.device):
         words = philox.philox(philox.indices(part, draw.device), number, key)
         redraw = philox.coins(words[1], threshold) & ~kept[part]
+        if negative:
+            redraw &= score[part] < 0
+        fresh = distribution.values(words, fan_in).to(weight.dtype)
+        if follow:
+            turned = redraw & ((fresh < 0) != (weight[part] < 0))
+            score[part] = torch.where(turned, -score[part], score[part])
         draw[part] = torch.where(redraw, number, draw[part])
-        weight[part] = torch.where(redraw, distribution.values(words, fan_in).to(weight.dtype), weight[part])
+        weight[part] = torch.where(redraw, fresh, weight[part])
+    if follow:
+        layer.score.copy_(score.view(layer.score.shape))
     layer.draw.copy_(draw.view(layer.draw.shape))
     layer.weight.copy_(weight.view(layer.weight.shape))
 
@@ -78,7 +112,7 @@ def _on_device(layers: Sequence[MaskedLayer]) -> bool:
 
 
 @torch.no_grad()
-def _randomize_on_device_(layers: Sequence[MaskedLayer], threshold: int) -> None:
+def _randomize_on_device_(layers: Sequence[MaskedLayer], threshold: int, negative: bool, follow: bool) -> None:
     """All layers in one launch; the host does not wait, so scores that are NaN do not raise here."""
     from iterand.kernels import cuts
     from iterand.kernels.layers import sent
@@ -94,27 +128,38 @@ def _randomize_on_device_(layers: Sequence[MaskedLayer], threshold: int) -> None
     redraw = cuts.redraw(
         found, [layer.weight for layer in layers], [layer.draw for layer in layers], origins, normal_levels(device)
     )
-    redraw.run(numbers, threshold)
+    redraw.run(numbers, threshold, negative=negative, follow=follow)
 
 
 class IterativeRandomization:
     """Lines 5-7 of Algorithm 3 as a stepper: call ``step()`` after the optimizer's, once an iteration.
 
-    Every K_per-th step (``period``) the weights that the updated scores prune are randomized at rate r (``rate``).
+    Every K_per-th step (``period``) the weights that the updated scores prune are randomized at rate r (``rate``);
+    ``candidates`` and ``redrawn_scores`` are those of ``randomize_``.
     """
 
-    def __init__(self, model: nn.Module, period: int = 300, rate: float = 0.1) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        period: int = 300,
+        rate: float = 0.1,
+        *,
+        candidates: str = "pruned",
+        redrawn_scores: str = "stay",
+    ) -> None:
         require_masked_layers(model)
         self.model = model
         self.period = whole("period", period, "a number of iterations, at least 1", low=1)
         self.rate = check_rate(rate)
+        _check_choices(candidates, redrawn_scores)
+        self.candidates, self.redrawn_scores = candidates, redrawn_scores
         self.iteration = 0
 
     def step(self) -> None:
         """Count one iteration; randomize if k + 1 can be divided by K_per."""
         self.iteration += 1
         if self.iteration % self.period == 0:
-            randomize_(self.model, self.rate)
+            randomize_(self.model, self.rate, candidates=self.candidates, redrawn_scores=self.redrawn_scores)
 
     def state_dict(self) -> dict[str, Any]:
         """The count of iterations; the rounds themselves are the model's state."""

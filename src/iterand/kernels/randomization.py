@@ -46,14 +46,17 @@ class Redraw:
         self._table = Layers(weights).table
         self._same = all(same_order(weight, draw) for weight, draw in zip(weights, draws))
 
-    def run(self, numbers: Tensor, threshold: int) -> None:
-        """One round, by the cuts as they are: its number for every layer, and how many words make a coin fall."""
+    def run(self, numbers: Tensor, threshold: int, *, negative: bool = False, follow: bool = False) -> None:
+        """One round, by the cuts as they are: its number for every layer, and how many words make a coin fall.
+
+        ``negative``: only where the score is below zero; ``follow``: a score changes its sign when its weight does.
+        """
         found, layers = self._selection, self._selection.layers
         with launching_on(layers.device):
             _redraw[(layers.blocks,)](
                 layers.owner, layers.table, found.scores, self._weights, self._draws, self._origins, self._normal,
                 self._table, found.thresholds, found.lasts, numbers, threshold,
-                BLOCK=BLOCK, MAGNITUDE=found.magnitude, SAME=self._same, **EXACT,
+                BLOCK=BLOCK, MAGNITUDE=found.magnitude, SAME=self._same, NEGATIVE=negative, FOLLOW=follow, **EXACT,
             )  # fmt: skip
 
 
@@ -101,7 +104,7 @@ def _fresh(origin, normal, layer, index, draw):
 def _redraw(
     owner, table, scores, weights, draws, origin, normal, weight_table,
     thresholds, lasts, numbers, coin,
-    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, SAME: tl.constexpr,
+    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, SAME: tl.constexpr, NEGATIVE: tl.constexpr, FOLLOW: tl.constexpr,
 ):  # fmt: skip
     layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
@@ -114,6 +117,12 @@ def _redraw(
     place = start + lane
     if not SAME:
         place = position_of(weight_table, layer, index)
+    score = floats(scores, layer) + start + lane
+    if NEGATIVE:
+        redraw = redraw & (tl.load(score, mask=exists, other=0.0) < 0)
+    if FOLLOW:
+        old = tl.load(floats(weights, layer) + place, mask=redraw, other=0.0)
+        tl.store(score, -tl.load(score, mask=redraw, other=0.0), mask=redraw & ((fresh < 0) != (old < 0)))
     tl.store(floats(weights, layer) + place, fresh, mask=redraw)
     draw = tl.load(draws + layer).to(tl.pointer_type(tl.int32))
     tl.store(draw + start + lane, tl.zeros_like(lane) + number, mask=redraw)

@@ -158,7 +158,8 @@ class _Network:
     @classmethod
     def of(cls, session: Session) -> "_Network":
         recipe = session.recipe
-        pieces = (asdict(recipe.network), asdict(recipe.training), recipe.method.trains_weights, recipe.data.name)
+        training = recipe.training.precision, recipe.training.channels_last
+        pieces = (asdict(recipe.network), training, recipe.method.trains_weights, recipe.data.name)
         key = json.dumps(pieces)
         if key not in cls._known:
             cls._known[key] = cls(recipe, skeleton(session.model))

@@ -63,7 +63,15 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
     )
     steppers: list[Stepper] = []
     if method.name == "iterand":
-        steppers.append(IterativeRandomization(model, method.period, method.rate))
+        steppers.append(
+            IterativeRandomization(
+                model,
+                method.period,
+                method.rate,
+                candidates=method.candidates,
+                redrawn_scores=method.redrawn_scores,
+            )
+        )
     if method.sparsity_schedule != "constant":
         steps = max(1, round(method.sparsity_schedule_share * iterations))
         steppers.append(SparsitySchedule(model, method.sparsity_schedule, steps=steps))

@@ -3,7 +3,7 @@
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from iterand import distributions, masking, selection
+from iterand import distributions, masking, randomization, selection
 from iterand import sparsity as sparsities
 from iterand.data import AUGMENTATIONS, NORMALIZATIONS
 from iterand.errors import RecipeError
@@ -64,6 +64,8 @@ class MethodRecipe:
     """Over which share of the iterations the sparsity rises."""
     period: int = _number(300, 1)
     rate: float = _number(0.1, 0, 1)
+    candidates: str = _choice("pruned", *randomization.CANDIDATES)
+    redrawn_scores: str = _choice("stay", *randomization.SCORES)
     rounds: int = _number(3, 1)
     """For ``imp``: how often weights are pruned and the others rewound."""
 
