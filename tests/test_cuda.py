@@ -255,5 +255,7 @@ def test_nan_scores_are_never_silent(mlp, options):
     model = iterand.prune_(mlp.build().cuda(), 0.6, **options)
     iterand.scores(model)[1].data[0, 0] = math.nan
     assert model(mlp.images.cuda()).isnan().any()
+    iterand.randomize_(model)
+    assert model(mlp.images.cuda()).isnan().any()
     with pytest.raises(ValueError, match=r"the scores of '3\.weight' contain NaN"):
-        iterand.randomize_(model)
+        _ = [layer.mask for layer in iterand.masked_layers(model).values()]

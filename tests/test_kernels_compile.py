@@ -21,7 +21,7 @@ from iterand.kernels.layers import EXACT
 INTEGERS = {"owner", "any_failed", "keys", "digits", "normal"}
 FLOATS = {"first_thresholds", "thresholds", "bracket", "learning_rate"}
 SCALARS = {"blocks": "i32", "coin": "i64", "momentum": "fp32", "weight_decay": "fp32"}
-SIZES = {"CANDIDATES": 8192, "WANTED": 512, "BLOCK": 1024, "PARTS": 4, "TILE": 32, "ROUNDS": 6, "DIGITS": 2048}
+SIZES = {"CANDIDATES": 8192, "WANTED": 512, "BLOCK": 1024, "PARTS": 4, "TILE": 32, "OTHERS": 128, "ROUNDS": 6, "DIGITS": 2048}
 
 
 def kind(name, kernel):

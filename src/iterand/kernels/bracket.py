@@ -83,7 +83,7 @@ def _index_in_group(owner, table, members, place, mask, BLOCK: tl.constexpr):
 def compare(
     owner, table, members, ranges, kept, bracket, numbers, any_failed,
     keys, places, thresholds, lasts,
-    CANDIDATES: tl.constexpr, WANTED: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    CANDIDATES: tl.constexpr, WANTED: tl.constexpr, TILE: tl.constexpr, OTHERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Find the cut among the scores inside the bracket by comparing each with all, if it is there."""
     group = tl.program_id(0)
@@ -104,9 +104,9 @@ def compare(
         own = start + tl.arange(0, TILE)
         exists = own < found
         key = tl.load(keys + own, mask=exists, other=-2147483648)
-        compared = tl.zeros([TILE, TILE], tl.int32)
-        for at in range(0, found, TILE):
-            other = at + tl.arange(0, TILE)
+        compared = tl.zeros([TILE, OTHERS], tl.int32)
+        for at in range(0, found, OTHERS):
+            other = at + tl.arange(0, OTHERS)
             there = (other < found)[None, :]
             others = tl.load(keys + other, mask=other < found, other=-2147483648)[None, :]
             compared += tl.where(there & (others > key[:, None]), 1 << 16, 0)
@@ -119,8 +119,8 @@ def compare(
             index = _index_in_group(owner, table, members, tl.load(places + own, mask=exists, other=0), exists, BLOCK)
             if tl.max(tl.where(chosen, equal, 0), 0) > 1:  # the lower index goes first
                 before = tl.zeros([TILE], tl.int32)
-                for at in range(0, found, TILE):
-                    other = at + tl.arange(0, TILE)
+                for at in range(0, found, OTHERS):
+                    other = at + tl.arange(0, OTHERS)
                     there = other < found
                     others = tl.load(keys + other, mask=there, other=-2147483648)
                     place = tl.load(places + other, mask=there, other=0)

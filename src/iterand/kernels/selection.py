@@ -20,7 +20,8 @@ CANDIDATES = 8192
 """How many scores may lie in a bracket."""
 _WANTED = 512  # scores that a bracket is made for
 _PARTS = 4  # blocks that a program counts at a time
-_TILE = 32
+_TILE = 32  # candidates that a program compares with all, so many at a time:
+_OTHERS = 128
 _DIGITS = 2048
 _ROUNDS = 6
 _PROGRAMS = 528  # of a round that usually has nothing to do
@@ -85,7 +86,7 @@ class Selection:
         compare[(self._groups, CANDIDATES // _TILE)](
             self._wide.owner, self._wide.table, self._members, self._ranges, self._kept, self._bracket, self._numbers,
             self._any_failed, self._keys, self._places, *results,
-            CANDIDATES=CANDIDATES, WANTED=_WANTED, TILE=_TILE, BLOCK=BLOCK * _PARTS, **EXACT,
+            CANDIDATES=CANDIDATES, WANTED=_WANTED, TILE=_TILE, OTHERS=_OTHERS, BLOCK=BLOCK * _PARTS, **EXACT,
         )  # fmt: skip
         programs = min(_PROGRAMS, layers.blocks)
         for number in range(_ROUNDS):
