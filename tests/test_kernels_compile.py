@@ -15,13 +15,20 @@ warnings.simplefilter("ignore")
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from iterand.kernels import bracket, digits, masking, randomization
+from iterand.kernels import bracket, convolution, digits, masking, randomization
 from iterand.kernels.layers import EXACT
 
 INTEGERS = {"owner", "any_failed", "keys", "digits", "normal"}
-FLOATS = {"first_thresholds", "thresholds", "bracket", "learning_rate"}
-SCALARS = {"blocks": "i32", "coin": "i64", "momentum": "fp32", "weight_decay": "fp32"}
-SIZES = {"CANDIDATES": 8192, "WANTED": 512, "BLOCK": 1024, "PARTS": 4, "TILE": 32, "OTHERS": 128, "ROUNDS": 6, "DIGITS": 2048}
+FLOATS = {"sums", "first_thresholds", "thresholds", "bracket", "learning_rate"}
+SCALARS = {"blocks": "i32", "pixels": "i32", "parts": "i32", "count": "i32", "coin": "i64", "momentum": "fp32",
+           "weight_decay": "fp32"}
+SIZES = {"CANDIDATES": 8192, "WANTED": 512, "BLOCK": 1024, "PARTS": 4, "TILE": 32, "OTHERS": 128, "ROUNDS": 6,
+         "DIGITS": 2048}
+
+
+CONVOLUTION = {"HEIGHT": 32, "WIDTH": 32, "ROWS": 16, "COLUMNS": 16, "INPUTS": 3, "OUTPUTS": 20, "KERNEL": 3,
+               "STRIDE": 2, "IN": 16, "OUT": 32, "PIXELS": 128, "EACH": 4}
+HALVES = {"images", "weight", "result", "gradient", "for_images"}
 
 
 def kind(name, kernel):
@@ -29,6 +36,8 @@ def kind(name, kernel):
         return "constexpr"
     if name in SCALARS:
         return SCALARS[name]
+    if name in HALVES:
+        return "*bf16"
     return "*fp32" if name in FLOATS else "*i32" if name in INTEGERS else "*i64"
 
 
@@ -51,6 +60,10 @@ found = {
     "update": compiled(masking._update, MAGNITUDE=True, HALF=True, DECAYS=True, MOVES=True),
     "redraw": compiled(randomization._redraw, MAGNITUDE=False, SAME=False, NEGATIVE=True, FOLLOW=True),
     "regenerate": compiled(randomization._regenerate),
+    "convolution": compiled(convolution._convolve, **CONVOLUTION),
+    "its gradient by images": compiled(convolution._spread, **CONVOLUTION),
+    "its gradient by weights": compiled(convolution._correlate, **CONVOLUTION),
+    "sum of parts": compiled(convolution._add_up, BLOCK=64),
 }
 print(json.dumps(found))
 """
@@ -64,5 +77,5 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path):
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr[-2000:]
     found = json.loads(answer.stdout.splitlines()[-1])
-    assert len(found) == 10
+    assert len(found) == 14
     assert all(size > 1000 for size in found.values()), found

@@ -1,0 +1,243 @@
+"""Convolutions with few channels, channels last: libraries have tiles that are several times too wide for them.
+
+Each is a product of matrices of pixels and channels for every position of the kernel. Sums are taken in float32, in an
+order that depends on nothing but the shapes.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from iterand.kernels.layers import launching_on
+
+WIDEST = 32
+"""With more channels, in or out, cuDNN is faster."""
+PIXELS = 128
+"""Pixels that a program works on at a time."""
+_PARTS = 256  # programs that share the pixels of a gradient of weights
+
+
+def narrow_(model: nn.Module) -> None:
+    """Let the convolutions of a model that have few channels be computed here."""
+    for module in model.modules():
+        if type(module) is nn.Conv2d and _is_narrow(module):
+            module.__class__ = NarrowConvolution
+
+
+def _is_narrow(module: nn.Conv2d) -> bool:
+    square = all(len({*pair}) == 1 for pair in (module.kernel_size, module.stride) if isinstance(pair, tuple))
+    plain = module.groups == 1 and module.bias is None and module.dilation == (1, 1) and module.padding_mode == "zeros"
+    centred = module.padding == tuple(size // 2 for size in module.kernel_size)
+    return square and plain and centred and max(module.in_channels, module.out_channels) <= WIDEST
+
+
+class NarrowConvolution(nn.Conv2d):
+    """A convolution in bfloat16 with few channels."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Convolve, in bfloat16 whatever comes in."""
+        convolved: Tensor = convolve(input.to(torch.bfloat16), self.weight.to(torch.bfloat16), self.stride[0])
+        return convolved
+
+
+@torch.library.custom_op("iterand::convolve", mutates_args=())
+def convolve(images: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """A convolution, padded so that it is centred; everything lies channels last."""
+    result = _result_of(images, weight, stride)
+    shape = _Shape(images, weight, result)
+    pixels = result.numel() // weight.shape[0]
+    with launching_on(images.device):
+        _convolve[(triton.cdiv(pixels, PIXELS),)](images, weight, result, pixels, **shape.constants(stride))
+    return result
+
+
+@convolve.register_fake
+def _(images: Tensor, weight: Tensor, stride: int) -> Tensor:
+    return _result_of(images, weight, stride)
+
+
+@torch.library.custom_op("iterand::convolve_backward", mutates_args=())
+def convolve_backward(
+    gradient: Tensor, images: Tensor, weight: Tensor, stride: int, wants_images: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradients of images and weights; that of images is empty where it is not wanted."""
+    shape = _Shape(images, weight, gradient)
+    constants = shape.constants(stride)
+    for_images, for_weight = _gradients_of(images, weight, wants_images)
+    pixels = gradient.numel() // weight.shape[0]
+    taps = weight.shape[2] * weight.shape[3]
+    parts = min(_PARTS, triton.cdiv(pixels, PIXELS))
+    sums = torch.empty(parts, weight.numel(), dtype=torch.float32, device=weight.device)
+    with launching_on(images.device):
+        if wants_images:
+            own = images.numel() // images.shape[1]
+            _spread[(triton.cdiv(own, PIXELS),)](gradient, weight, for_images, own, **constants)
+        each = triton.cdiv(triton.cdiv(pixels, parts), PIXELS)
+        _correlate[(parts, taps)](gradient, images, sums, pixels, EACH=each, num_warps=2, **constants)
+        _add_up[(triton.cdiv(weight.numel(), 64),)](sums, for_weight, parts, weight.numel(), BLOCK=64)
+    return for_images, for_weight
+
+
+@convolve_backward.register_fake
+def _(gradient: Tensor, images: Tensor, weight: Tensor, stride: int, wants_images: bool) -> tuple[Tensor, Tensor]:
+    return _gradients_of(images, weight, wants_images)
+
+
+def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+    images, weight, ctx.stride = inputs
+    ctx.save_for_backward(images, weight)
+
+
+def _backward(context, gradient: Tensor):  # type: ignore[no-untyped-def]
+    images, weight = context.saved_tensors
+    wants = context.needs_input_grad[0]
+    # A sum over all positions comes back as one number that lies nowhere in particular.
+    gradient = gradient.contiguous(memory_format=torch.channels_last)
+    for_images, for_weight = convolve_backward(gradient, images, weight, context.stride, wants)
+    return for_images if wants else None, for_weight, None
+
+
+convolve.register_autograd(_backward, setup_context=_remember)
+
+
+class _Shape:
+    """What kernels are compiled for."""
+
+    def __init__(self, images: Tensor, weight: Tensor, result: Tensor) -> None:
+        for tensor in (images, weight, result):
+            if not tensor.is_contiguous(memory_format=torch.channels_last):
+                raise ValueError(f"a tensor of shape {tuple(tensor.shape)} does not lie channels last")
+        self._images, self._weight, self._result = images.shape, weight.shape, result.shape
+
+    def constants(self, stride: int) -> dict[str, int]:
+        (_, inputs, height, width), (outputs, _, kernel, _) = self._images, self._weight
+        return {
+            "HEIGHT": height, "WIDTH": width, "ROWS": self._result[2], "COLUMNS": self._result[3],
+            "INPUTS": inputs, "OUTPUTS": outputs, "KERNEL": kernel, "STRIDE": stride,
+            "IN": max(16, triton.next_power_of_2(inputs)), "OUT": max(16, triton.next_power_of_2(outputs)),
+            "PIXELS": PIXELS,
+        }  # fmt: skip
+
+
+def _result_of(images: Tensor, weight: Tensor, stride: int) -> Tensor:
+    kernel = weight.shape[2]
+    rows, columns = ((side + kernel // 2 * 2 - kernel) // stride + 1 for side in images.shape[2:])
+    shape = images.shape[0], weight.shape[0], rows, columns
+    return torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
+
+
+def _gradients_of(images: Tensor, weight: Tensor, wants_images: bool) -> tuple[Tensor, Tensor]:
+    layout = torch.channels_last
+    for_images = torch.empty_like(images, memory_format=layout) if wants_images else images.new_empty(0)
+    return for_images, torch.empty_like(weight, memory_format=layout)
+
+
+@triton.jit
+def _convolve(
+    images, weight, result, pixels,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channel, output = tl.arange(0, IN), tl.arange(0, OUT)
+    total = tl.zeros([PIXELS, OUT], tl.float32)
+    for tap in tl.static_range(KERNEL * KERNEL):
+        near, inside = _pixel_under(pixel, pixels, tap, HEIGHT, WIDTH, ROWS, COLUMNS, KERNEL, STRIDE)
+        seen = tl.load(
+            images + near[:, None] * INPUTS + channel[None, :],
+            mask=inside[:, None] & (channel < INPUTS)[None, :], other=0.0,
+        )  # fmt: skip
+        own = tl.load(
+            weight + (output[None, :] * (KERNEL * KERNEL) + tap) * INPUTS + channel[:, None],
+            mask=(output < OUTPUTS)[None, :] & (channel < INPUTS)[:, None], other=0.0,
+        )  # fmt: skip
+        total = tl.dot(seen, own, total)
+    there = (pixel < pixels)[:, None] & (output < OUTPUTS)[None, :]
+    tl.store(result + pixel[:, None] * OUTPUTS + output[None, :], total.to(result.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _spread(
+    gradient, weight, for_images, pixels,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the images: what every pixel of the gradient gives to those it was computed from."""
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    channel, output = tl.arange(0, IN), tl.arange(0, OUT)
+    column, row, image = pixel % WIDTH, pixel // WIDTH % HEIGHT, pixel // (WIDTH * HEIGHT)
+    total = tl.zeros([PIXELS, IN], tl.float32)
+    for tap in tl.static_range(KERNEL * KERNEL):
+        below, across = row + KERNEL // 2 - tap // KERNEL, column + KERNEL // 2 - tap % KERNEL
+        inside = (pixel < pixels) & (below >= 0) & (across >= 0) & (below % STRIDE == 0) & (across % STRIDE == 0)
+        inside = inside & (below // STRIDE < ROWS) & (across // STRIDE < COLUMNS)
+        source = (image * ROWS + below // STRIDE) * COLUMNS + across // STRIDE
+        given = tl.load(
+            gradient + source[:, None] * OUTPUTS + output[None, :],
+            mask=inside[:, None] & (output < OUTPUTS)[None, :], other=0.0,
+        )  # fmt: skip
+        own = tl.load(
+            weight + (output[:, None] * (KERNEL * KERNEL) + tap) * INPUTS + channel[None, :],
+            mask=(output < OUTPUTS)[:, None] & (channel < INPUTS)[None, :], other=0.0,
+        )  # fmt: skip
+        total = tl.dot(given, own, total)
+    there = (pixel < pixels)[:, None] & (channel < INPUTS)[None, :]
+    tl.store(for_images + pixel[:, None] * INPUTS + channel[None, :], total.to(for_images.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _correlate(
+    gradient, images, sums, pixels,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, PIXELS: tl.constexpr, EACH: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the weights at one position of the kernel, from one part of the pixels."""
+    part, tap = tl.program_id(0), tl.program_id(1)
+    channel, output = tl.arange(0, IN), tl.arange(0, OUT)
+    total = tl.zeros([OUT, IN], tl.float32)
+    for step in range(EACH):
+        pixel = (part * EACH + step) * PIXELS + tl.arange(0, PIXELS)
+        near, inside = _pixel_under(pixel, pixels, tap, HEIGHT, WIDTH, ROWS, COLUMNS, KERNEL, STRIDE)
+        given = tl.load(
+            gradient + pixel[None, :] * OUTPUTS + output[:, None],
+            mask=(pixel < pixels)[None, :] & (output < OUTPUTS)[:, None], other=0.0,
+        )  # fmt: skip
+        seen = tl.load(
+            images + near[:, None] * INPUTS + channel[None, :],
+            mask=inside[:, None] & (channel < INPUTS)[None, :], other=0.0,
+        )  # fmt: skip
+        total = tl.dot(given, seen, total)
+    row = sums + part * (OUTPUTS * KERNEL * KERNEL * INPUTS)
+    place = (output[:, None] * (KERNEL * KERNEL) + tap) * INPUTS + channel[None, :]
+    tl.store(row + place, total, mask=(output < OUTPUTS)[:, None] & (channel < INPUTS)[None, :])
+
+
+@triton.jit
+def _add_up(sums, result, parts, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rows = tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for first in range(0, parts, BLOCK):
+        part = first + rows
+        total += tl.load(
+            sums + part[:, None] * count + at[None, :], mask=(part < parts)[:, None] & (at < count)[None, :], other=0.0
+        )
+    tl.store(result + at, tl.sum(total, 0).to(result.dtype.element_ty), mask=at < count)
+
+
+@triton.jit
+def _pixel_under(
+    pixel, pixels, tap,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
+    """The pixel of the images that a tap of the kernel sees from a pixel of the result, and whether there is one."""
+    column, row, image = pixel % COLUMNS, pixel // COLUMNS % ROWS, pixel // (COLUMNS * ROWS)
+    below = row * STRIDE + tap // KERNEL - KERNEL // 2
+    across = column * STRIDE + tap % KERNEL - KERNEL // 2
+    inside = (pixel < pixels) & (below >= 0) & (below < HEIGHT) & (across >= 0) & (across < WIDTH)
+    return (image * HEIGHT + below) * WIDTH + across, inside
