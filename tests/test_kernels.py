@@ -197,7 +197,7 @@ def test_scores_are_updated_as_by_sgd_on_the_cpu(kind, momentum, weight_decay):
     parameters = [torch.nn.Parameter(score.cpu()) for score in network.scores]
     optimizer = torch.optim.SGD(parameters, lr=0.3, momentum=momentum, weight_decay=weight_decay)
     buffers = [torch.zeros_like(score) for score in network.scores]
-    update = ScoreUpdate(network.found, network.weights, buffers, kind == torch.bfloat16)
+    update = ScoreUpdate(network.found, network.weights, buffers, gradients)
     for _ in range(3):
         for parameter, gradient, weight in zip(parameters, gradients, network.weights):
             parameter.grad = gradient.cpu().float() * weight.cpu()
@@ -236,6 +236,7 @@ def test_redraw_is_that_of_the_cpu(rate, same_order, negative, follow):
 
 METHODS = {
     "iterand": ["method.name=iterand", "period=2", "rate=0.5"],
+    "shifted norms": ["method.name=iterand", "period=2", "network.name=resnet20", "norms=shifted", "ranking=global"],
     "iterand, scores follow": [
         "method.name=iterand", "period=1", "rate=0.5", "candidates=negative", "redrawn_scores=follow",
     ],
@@ -253,7 +254,7 @@ def trained(settings, device, fused):
     """The tensors of a checkpoint after three steps."""
     base = ["network.name=digits_conv", "network.width_factor=0.125", "training.batch_size=16"]
     recipe = recipe_file.override(Recipe(name="x"), [*base, *settings])
-    session = Session(recipe, build_network("digits_conv", width_factor=0.125, classes=10, seed=0), 10, device)
+    session = Session(recipe, build_network(recipe.network.name, width_factor=0.125, classes=10, seed=0), 10, device)
     session.set_learning_rate(0.1)
     if fused:
         from iterand.training.fused import FusedStep
@@ -263,7 +264,7 @@ def trained(settings, device, fused):
         step = EagerStep(session)
     generator = torch.Generator().manual_seed(1)
     for size in (16, 16, 7):
-        images = torch.randn(size, 1, 8, 8, generator=generator)
+        images = torch.randn(size, 1 if recipe.network.name == "digits_conv" else 3, 8, 8, generator=generator)
         step.train(Batch((images.to(device),), torch.arange(size, device=device) % 10))
         session.advance(size)
     return session.capture().tensors

@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from iterand.kernels import bracket, convolution, digits, masking, randomization
 from iterand.kernels.layers import EXACT
 
-INTEGERS = {"owner", "any_failed", "keys", "digits", "normal"}
+INTEGERS = {"owner", "halves", "any_failed", "keys", "digits", "normal"}
 FLOATS = {"sums", "first_thresholds", "thresholds", "bracket", "learning_rate"}
 SCALARS = {"blocks": "i32", "pixels": "i32", "parts": "i32", "count": "i32", "coin": "i64", "momentum": "fp32",
            "weight_decay": "fp32"}
@@ -27,7 +27,7 @@ SIZES = {"CANDIDATES": 8192, "WANTED": 512, "BLOCK": 1024, "PARTS": 4, "TILE": 3
 
 
 CONVOLUTION = {"HEIGHT": 32, "WIDTH": 32, "ROWS": 16, "COLUMNS": 16, "INPUTS": 3, "OUTPUTS": 20, "KERNEL": 3,
-               "STRIDE": 2, "IN": 16, "OUT": 32, "PIXELS": 128, "EACH": 4}
+               "STRIDE": 2, "IN": 32, "OUT": 32, "STEPS": 1, "PIXELS": 128, "EACH": 4}
 HALVES = {"images", "weight", "result", "gradient", "for_images"}
 
 
@@ -56,11 +56,12 @@ found = {
     "digits of scores": compiled(digits.count_digits, ROUND=1, MAGNITUDE=False, FIRST=False),
     "digits of indices": compiled(digits.count_digits, ROUND=4, MAGNITUDE=True, FIRST=True),
     "settle": compiled(digits.settle),
-    "apply": compiled(masking._apply, MAGNITUDE=False, HALF=True),
-    "update": compiled(masking._update, MAGNITUDE=True, HALF=True, DECAYS=True, MOVES=True),
+    "apply": compiled(masking._apply, MAGNITUDE=False),
+    "update": compiled(masking._update, MAGNITUDE=True, DECAYS=True, MOVES=True),
     "redraw": compiled(randomization._redraw, MAGNITUDE=False, SAME=False, NEGATIVE=True, FOLLOW=True),
     "regenerate": compiled(randomization._regenerate),
     "convolution": compiled(convolution._convolve, **CONVOLUTION),
+    "convolution, more channels": compiled(convolution._convolve, **CONVOLUTION | {"INPUTS": 32, "STEPS": 9}),
     "its gradient by images": compiled(convolution._spread, **CONVOLUTION),
     "its gradient by weights": compiled(convolution._correlate, **CONVOLUTION),
     "sum of parts": compiled(convolution._add_up, BLOCK=64),
@@ -77,5 +78,5 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path):
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr[-2000:]
     found = json.loads(answer.stdout.splitlines()[-1])
-    assert len(found) == 14
+    assert len(found) == 15
     assert all(size > 1000 for size in found.values()), found

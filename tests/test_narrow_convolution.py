@@ -31,7 +31,8 @@ def case(inputs, outputs, kernel, side, kind=torch.float32, batch=3):
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(
-    ("inputs", "outputs", "kernel", "side"), [(16, 16, 3, 8), (3, 16, 3, 9), (16, 32, 1, 8), (5, 20, 3, 7)]
+    ("inputs", "outputs", "kernel", "side"),
+    [(16, 16, 3, 8), (3, 16, 3, 9), (16, 32, 1, 8), (5, 20, 3, 7), (20, 5, 3, 7)],
 )
 @pytest.mark.parametrize("kind", TYPES, ids=str)
 def test_convolution_and_its_gradients(inputs, outputs, kernel, side, stride, kind):
@@ -59,11 +60,11 @@ def test_images_without_gradient():
 
 
 def test_only_what_it_knows_becomes_narrow():
-    wide = convolution.WIDEST + 1
+    wide = convolution.WIDEST // 8 + 1
     kinds = {
         nn.Conv2d(3, 8, 3, padding=1, bias=False): True,
         nn.Conv2d(8, 8, 1, 2, bias=False): True,
-        nn.Conv2d(8, 8, 3, padding=1): False,
+        nn.Conv2d(8, 8, 3, padding=1): True,
         nn.Conv2d(8, 8, 3, bias=False): False,
         nn.Conv2d(8, wide, 3, padding=1, bias=False): False,
         nn.Conv2d(8, 8, 3, padding=1, groups=2, bias=False): False,
@@ -73,6 +74,18 @@ def test_only_what_it_knows_becomes_narrow():
     }
     narrow_(nn.Sequential(*kinds))
     assert [isinstance(layer, NarrowConvolution) for layer in kinds] == list(kinds.values())
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_as_a_layer(biased):
+    layer = nn.Conv2d(3, 8, 3, padding=1, bias=biased, device=DEVICE, dtype=torch.bfloat16)
+    layer.to(memory_format=torch.channels_last)
+    images = torch.randn(2, 3, 6, 6, device=DEVICE).to(memory_format=torch.channels_last)
+    wanted = layer.float()(images)
+    narrow_(nn.Sequential(layer))
+    if not ON_GPU:
+        pytest.skip("the interpreter multiplies no bfloat16")
+    torch.testing.assert_close(layer(images).float(), wanted, rtol=2e-2, atol=2e-2)
 
 
 def test_memory_in_another_order_is_refused():

@@ -18,6 +18,10 @@ from iterand.targets import Owner
 Model = TypeVar("Model", bound=nn.Module)
 Patterns = Sequence[str] | str
 RANKINGS = ("layer", "global")
+NORMS = ("fixed", "shifted", "keep")
+
+_SHIFT_FAN_IN = 8
+"""What normalised activations are shifted by is drawn as if so many weights met there: ±0.5 of a deviation for SC."""
 
 
 def prune_(
@@ -60,14 +64,15 @@ def prune_(
             counts; such a layer is ranked by itself.
         biases: ``"zero"``: those of masked layers are set to zero and frozen; ``"keep"``: left as they are.
         norms: ``"fixed"``: batch norm made non-affine, the affine part of other norms frozen at one and zero;
-            ``"keep"``: left as they are.
+            ``"shifted"``: the same, but what a norm adds is random and masked like a weight; ``"keep"``: left as they
+            are.
     """
     for name, value, known in (
         ("ranking", ranking, RANKINGS),
         ("rank_by", rank_by, selection.RANK_BY),
         ("allocation", allocation, sparsities.ALLOCATIONS if ranking == "layer" else ("uniform",)),
         ("biases", biases, ("zero", "keep")),
-        ("norms", norms, ("fixed", "keep")),
+        ("norms", norms, NORMS),
     ):
         if value not in known:
             raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
@@ -83,7 +88,8 @@ def prune_(
 
     overrides = overrides or {}
     left_out = _as_list(exclude)
-    chosen = targets.choose(root, None if include is None else _as_list(include), left_out, list(overrides))
+    usual = ("weight", "shift") if norms == "shifted" else ("weight",)
+    chosen = targets.choose(root, None if include is None else _as_list(include), left_out, list(overrides), usual)
     alone = planning.own_sparsities(chosen, overrides)
     free = [name for name in chosen if name not in alone]
     if isinstance(sparsity, Mapping):
@@ -99,7 +105,7 @@ def prune_(
             seed=seed,
             weight_distribution=weights,
             score_distribution=scores,
-            fan_in=distributions.fan_in(group[0].module, group[0].parameter),
+            fan_in=_fan_in(group[0]),
             sparsity=alone[name] if name in alone else selection.check_sparsity(cast(float, sparsity)),
             ranking="layer" if name in alone else "global",
             rank_by=rank_by,
@@ -122,9 +128,15 @@ def prune_(
     attachment.cut_once_a_pass(root, [rank for rank in (by_layer, together) if rank.members])
     if biases == "zero":
         freezing.freeze_biases_([place for place in places if place.kind == "bias" and id(place.module) in masked])
-    if norms == "fixed":
-        freezing.freeze_norms_([place for place in places if place.kind == "norm"])
+    if norms != "keep":
+        drawn_from = {id(owner.parameter) for group in chosen.values() for owner in group}
+        of_norms = [place for place in places if place.kind in ("norm", "shift")]
+        freezing.freeze_norms_([place for place in of_norms if id(place.parameter) not in drawn_from])
     return model
+
+
+def _fan_in(owner: Owner) -> int:
+    return _SHIFT_FAN_IN if owner.kind == "shift" else distributions.fan_in(owner.module, owner.parameter)
 
 
 @dataclass(frozen=True)

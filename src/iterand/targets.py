@@ -36,14 +36,15 @@ class Place:
 
     @property
     def kind(self) -> str:
-        """``weight`` (masked by default), ``bias``, ``norm``, or ``bare`` (masked if named)."""
+        """``weight`` (masked by default), ``bias``, ``norm``, ``shift`` (a norm's), or ``bare`` (masked if named)."""
         for kinds, weights, biases in _KINDS:
             if isinstance(self.module, kinds):
                 # Only torch's own names count: what a subclass adds is the subclass's business.
                 if re.fullmatch(weights, self.attribute):
                     return "weight"
                 return "bias" if re.fullmatch(biases, self.attribute) else "bare"
-        return "norm" if isinstance(self.module, NORMS) and self.attribute in ("weight", "bias") else "bare"
+        norm = {"weight": "norm", "bias": "shift"} if isinstance(self.module, NORMS) else {}
+        return norm.get(self.attribute, "bare")
 
     def matches(self, pattern: str) -> bool:
         """Whether a glob pattern fits the parameter's qualified name, or its module's."""
@@ -80,14 +81,19 @@ def matching(pattern: str, candidates: Iterable[Owner], what: str) -> list[Owner
 
 
 def choose(
-    model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str], named: Sequence[str]
+    model: nn.Module,
+    include: Sequence[str] | None,
+    exclude: Sequence[str],
+    named: Sequence[str],
+    usual: Sequence[str] = ("weight",),
 ) -> dict[str, list[Owner]]:
     """The parameters to mask, by the name of their first owner, each with all its owners (a tied one has several).
 
-    ``include`` narrows the choice, ``named`` adds to it, ``exclude`` takes away.
+    ``usual`` are the kinds that need not be named; ``include`` narrows the choice, ``named`` adds to it, ``exclude``
+    takes away.
     """
     everything = owners(model)
-    maskable = [owner for owner in everything if owner.kind in ("weight", "bare")]
+    maskable = [owner for owner in everything if owner.kind in (*usual, "bare")]
     wanted = list(named) + list(include or ())
     for pattern in wanted:
         matching(pattern, maskable, "include" if pattern not in named else "overrides")
@@ -105,7 +111,7 @@ def choose(
             owner
             for owner in group
             if owner not in out
-            and (any(owner.matches(pattern) for pattern in wanted) or (include is None and owner.kind == "weight"))
+            and (any(owner.matches(pattern) for pattern in wanted) or (include is None and owner.kind in usual))
         ]
         if into and out:
             raise ValueError(

@@ -131,14 +131,16 @@ def compare(
             if tl.max(chosen.to(tl.int32), 0) > 0:
                 best = tl.max(tl.where(chosen, key, -2147483648), 0)
                 threshold = unordered(best)
+                drift = threshold - tl.load(thresholds + tl.load(ranges + group * 2))
                 if best == 0x7FFFFFFF:
                     write_nothing(ranges, group, thresholds, lasts)
                 else:
                     last = tl.max(tl.where(chosen, index, 0), 0)
                     write_cut(members, ranges, group, threshold, last, thresholds, lasts)
+                # Thresholds drift: the next one is expected as far from this one as this from the last.
                 width = tl.load(bracket + group * 2 + 1)
-                moved = tl.abs(threshold - tl.load(bracket + group * 2))
+                error = tl.abs(threshold - tl.load(bracket + group * 2))
                 share = found.to(tl.float32)
-                wanted = tl.minimum(tl.maximum(width * (WANTED / share), 4 * moved), width * (0.7 * CANDIDATES / share))
-                tl.store(bracket + group * 2, threshold)
+                wanted = tl.minimum(tl.maximum(width * (WANTED / share), 4 * error), width * (0.7 * CANDIDATES / share))
+                tl.store(bracket + group * 2, threshold + tl.where(tl.abs(drift) < float("inf"), drift, 0.0))
                 tl.store(bracket + group * 2 + 1, wanted)

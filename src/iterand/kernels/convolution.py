@@ -4,6 +4,8 @@ Each is a product of matrices of pixels and channels for every position of the k
 order that depends on nothing but the shapes.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -11,11 +13,11 @@ from torch import Tensor, nn
 
 from iterand.kernels.layers import launching_on
 
-WIDEST = 32
-"""With more channels, in or out, cuDNN is faster."""
+WIDEST = 2048
+"""With more channels, those that come in times those that go out, cuDNN is faster."""
 PIXELS = 128
 """Pixels that a program works on at a time."""
-_PARTS = 256  # programs that share the pixels of a gradient of weights
+_PARTS = 128  # programs that share the pixels of a gradient of weights
 
 
 def narrow_(model: nn.Module) -> None:
@@ -27,9 +29,9 @@ def narrow_(model: nn.Module) -> None:
 
 def _is_narrow(module: nn.Conv2d) -> bool:
     square = all(len({*pair}) == 1 for pair in (module.kernel_size, module.stride) if isinstance(pair, tuple))
-    plain = module.groups == 1 and module.bias is None and module.dilation == (1, 1) and module.padding_mode == "zeros"
+    plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
     centred = module.padding == tuple(size // 2 for size in module.kernel_size)
-    return square and plain and centred and max(module.in_channels, module.out_channels) <= WIDEST
+    return square and plain and centred and module.in_channels * module.out_channels <= WIDEST
 
 
 class NarrowConvolution(nn.Conv2d):
@@ -37,8 +39,9 @@ class NarrowConvolution(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve, in bfloat16 whatever comes in."""
-        convolved: Tensor = convolve(input.to(torch.bfloat16), self.weight.to(torch.bfloat16), self.stride[0])
-        return convolved
+        half = torch.bfloat16
+        convolved: Tensor = convolve(input.to(half), self.weight.to(half), self.stride[0])
+        return convolved if self.bias is None else convolved + self.bias.to(half).view(-1, 1, 1)
 
 
 @torch.library.custom_op("iterand::convolve", mutates_args=())
@@ -66,7 +69,6 @@ def convolve_backward(
     constants = shape.constants(stride)
     for_images, for_weight = _gradients_of(images, weight, wants_images)
     pixels = gradient.numel() // weight.shape[0]
-    taps = weight.shape[2] * weight.shape[3]
     parts = min(_PARTS, triton.cdiv(pixels, PIXELS))
     sums = torch.empty(parts, weight.numel(), dtype=torch.float32, device=weight.device)
     with launching_on(images.device):
@@ -74,7 +76,7 @@ def convolve_backward(
             own = images.numel() // images.shape[1]
             _spread[(triton.cdiv(own, PIXELS),)](gradient, weight, for_images, own, **constants)
         each = triton.cdiv(triton.cdiv(pixels, parts), PIXELS)
-        _correlate[(parts, taps)](gradient, images, sums, pixels, EACH=each, num_warps=2, **constants)
+        _correlate[(parts, constants["STEPS"])](gradient, images, sums, pixels, EACH=each, **constants)
         _add_up[(triton.cdiv(weight.numel(), 64),)](sums, for_weight, parts, weight.numel(), BLOCK=64)
     return for_images, for_weight
 
@@ -84,12 +86,12 @@ def _(gradient: Tensor, images: Tensor, weight: Tensor, stride: int, wants_image
     return _gradients_of(images, weight, wants_images)
 
 
-def _remember(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     images, weight, ctx.stride = inputs
     ctx.save_for_backward(images, weight)
 
 
-def _backward(context, gradient: Tensor):  # type: ignore[no-untyped-def]
+def _backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
     images, weight = context.saved_tensors
     wants = context.needs_input_grad[0]
     # A sum over all positions comes back as one number that lies nowhere in particular.
@@ -112,10 +114,12 @@ class _Shape:
 
     def constants(self, stride: int) -> dict[str, int]:
         (_, inputs, height, width), (outputs, _, kernel, _) = self._images, self._weight
+        entries = 32 if inputs < 16 else triton.next_power_of_2(inputs)
         return {
             "HEIGHT": height, "WIDTH": width, "ROWS": self._result[2], "COLUMNS": self._result[3],
             "INPUTS": inputs, "OUTPUTS": outputs, "KERNEL": kernel, "STRIDE": stride,
-            "IN": max(16, triton.next_power_of_2(inputs)), "OUT": max(16, triton.next_power_of_2(outputs)),
+            "IN": entries, "OUT": max(16, triton.next_power_of_2(outputs)),
+            "STEPS": triton.cdiv(kernel * kernel * inputs, entries) if inputs < 16 else kernel * kernel,
             "PIXELS": PIXELS,
         }  # fmt: skip
 
@@ -138,20 +142,19 @@ def _convolve(
     images, weight, result, pixels,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
-    IN: tl.constexpr, OUT: tl.constexpr, PIXELS: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, STEPS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    channel, output = tl.arange(0, IN), tl.arange(0, OUT)
+    output = tl.arange(0, OUT)
     total = tl.zeros([PIXELS, OUT], tl.float32)
-    for tap in tl.static_range(KERNEL * KERNEL):
-        near, inside = _pixel_under(pixel, pixels, tap, HEIGHT, WIDTH, ROWS, COLUMNS, KERNEL, STRIDE)
-        seen = tl.load(
-            images + near[:, None] * INPUTS + channel[None, :],
-            mask=inside[:, None] & (channel < INPUTS)[None, :], other=0.0,
+    for step in tl.static_range(STEPS):
+        entry, entries = _entries(step, INPUTS, KERNEL, IN)
+        seen = _seen(
+            images, pixel, pixels, step, HEIGHT, WIDTH, ROWS, COLUMNS, INPUTS, KERNEL, STRIDE, IN
         )  # fmt: skip
         own = tl.load(
-            weight + (output[None, :] * (KERNEL * KERNEL) + tap) * INPUTS + channel[:, None],
-            mask=(output < OUTPUTS)[None, :] & (channel < INPUTS)[:, None], other=0.0,
+            weight + output[None, :] * (KERNEL * KERNEL * INPUTS) + entry[:, None],
+            mask=(output < OUTPUTS)[None, :] & entries[:, None], other=0.0,
         )  # fmt: skip
         total = tl.dot(seen, own, total)
     there = (pixel < pixels)[:, None] & (output < OUTPUTS)[None, :]
@@ -163,7 +166,7 @@ def _spread(
     gradient, weight, for_images, pixels,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
-    IN: tl.constexpr, OUT: tl.constexpr, PIXELS: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, STEPS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the images: what every pixel of the gradient gives to those it was computed from."""
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
@@ -193,27 +196,26 @@ def _correlate(
     gradient, images, sums, pixels,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
-    IN: tl.constexpr, OUT: tl.constexpr, PIXELS: tl.constexpr, EACH: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, STEPS: tl.constexpr, PIXELS: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the weights at one position of the kernel, from one part of the pixels."""
-    part, tap = tl.program_id(0), tl.program_id(1)
-    channel, output = tl.arange(0, IN), tl.arange(0, OUT)
+    """The gradient of the weights that one step of a convolution multiplies with, from one part of the pixels."""
+    part, step = tl.program_id(0), tl.program_id(1)
+    output = tl.arange(0, OUT)
     total = tl.zeros([OUT, IN], tl.float32)
-    for step in range(EACH):
-        pixel = (part * EACH + step) * PIXELS + tl.arange(0, PIXELS)
-        near, inside = _pixel_under(pixel, pixels, tap, HEIGHT, WIDTH, ROWS, COLUMNS, KERNEL, STRIDE)
+    for portion in range(EACH):
+        pixel = (part * EACH + portion) * PIXELS + tl.arange(0, PIXELS)
         given = tl.load(
             gradient + pixel[None, :] * OUTPUTS + output[:, None],
             mask=(pixel < pixels)[None, :] & (output < OUTPUTS)[:, None], other=0.0,
         )  # fmt: skip
-        seen = tl.load(
-            images + near[:, None] * INPUTS + channel[None, :],
-            mask=inside[:, None] & (channel < INPUTS)[None, :], other=0.0,
+        seen = _seen(
+            images, pixel, pixels, step, HEIGHT, WIDTH, ROWS, COLUMNS, INPUTS, KERNEL, STRIDE, IN
         )  # fmt: skip
         total = tl.dot(given, seen, total)
     row = sums + part * (OUTPUTS * KERNEL * KERNEL * INPUTS)
-    place = (output[:, None] * (KERNEL * KERNEL) + tap) * INPUTS + channel[None, :]
-    tl.store(row + place, total, mask=(output < OUTPUTS)[:, None] & (channel < INPUTS)[None, :])
+    entry, entries = _entries(step, INPUTS, KERNEL, IN)
+    place = output[:, None] * (KERNEL * KERNEL * INPUTS) + entry[None, :]
+    tl.store(row + place, total, mask=(output < OUTPUTS)[:, None] & entries[None, :])
 
 
 @triton.jit
@@ -230,14 +232,33 @@ def _add_up(sums, result, parts, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _pixel_under(
-    pixel, pixels, tap,
+def _entries(step, INPUTS: tl.constexpr, KERNEL: tl.constexpr, IN: tl.constexpr):
+    """Which entries of an output's weights a step multiplies with: one tap's, or, of few channels, several taps'."""
+    entry = tl.arange(0, IN)
+    if INPUTS < 16:
+        entry = step * IN + entry
+        entries = entry < KERNEL * KERNEL * INPUTS
+    else:
+        entries = entry < INPUTS
+        entry = step * INPUTS + entry
+    return entry, entries
+
+
+@triton.jit
+def _seen(
+    images, pixel, pixels, step,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    KERNEL: tl.constexpr, STRIDE: tl.constexpr,
+    INPUTS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, IN: tl.constexpr,
 ):  # fmt: skip
-    """The pixel of the images that a tap of the kernel sees from a pixel of the result, and whether there is one."""
+    """What these entries are multiplied with at each pixel of the result; zero outside of the images."""
+    entry, entries = _entries(step, INPUTS, KERNEL, IN)
     column, row, image = pixel % COLUMNS, pixel // COLUMNS % ROWS, pixel // (COLUMNS * ROWS)
-    below = row * STRIDE + tap // KERNEL - KERNEL // 2
-    across = column * STRIDE + tap % KERNEL - KERNEL // 2
-    inside = (pixel < pixels) & (below >= 0) & (below < HEIGHT) & (across >= 0) & (across < WIDTH)
-    return (image * HEIGHT + below) * WIDTH + across, inside
+    if INPUTS < 16:
+        tap = (entry // INPUTS)[None, :]
+    else:
+        tap = step  # one number: where a tap looks is computed once for all its channels
+    below = row[:, None] * STRIDE + tap // KERNEL - KERNEL // 2
+    across = column[:, None] * STRIDE + tap % KERNEL - KERNEL // 2
+    inside = (pixel < pixels)[:, None] & (below >= 0) & (below < HEIGHT) & (across >= 0) & (across < WIDTH)
+    near = (image[:, None] * HEIGHT + below) * WIDTH + across
+    return tl.load(images + near * INPUTS + (entry % INPUTS)[None, :], mask=inside & entries[None, :], other=0.0)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from iterand.kernels.layers import BLOCK, EXACT, floats, launching_on, locate, pointers
+from iterand.kernels.layers import BLOCK, EXACT, floats, launching_on, locate, pointers, sent
 from iterand.kernels.ranking import kept_at
 from iterand.kernels.selection import Selection
 
@@ -21,30 +21,34 @@ class MaskedWeights:
     def __init__(self, selection: Selection, weights: Sequence[Tensor], masked: Sequence[Tensor]) -> None:
         self._selection = selection
         self._weights, self._masked = pointers(weights), pointers(masked)
-        self._half = masked[0].dtype == torch.bfloat16
+        self._halves = halves(masked)
 
     def compute(self) -> None:
         """Multiply the weights by the masks of the cuts as they are."""
         found, layers = self._selection, self._selection.layers
         with launching_on(layers.device):
             _apply[(layers.blocks,)](
-                layers.owner, layers.table, found.scores, self._weights, self._masked, found.thresholds, found.lasts,
-                BLOCK=BLOCK, MAGNITUDE=found.magnitude, HALF=self._half, **EXACT,
+                layers.owner, layers.table, found.scores, self._weights, self._masked, self._halves, found.thresholds,
+                found.lasts, BLOCK=BLOCK, MAGNITUDE=found.magnitude, **EXACT,
             )  # fmt: skip
 
 
 class ScoreUpdate:
     """∂L/∂s = θ ⊙ ∂L/∂(θ ⊙ m), weight decay, momentum and step of SGD for all layers: one pass over memory.
 
-    The operations and their rounding are those of ``torch.optim.SGD``.
+    The operations and their rounding are those of ``torch.optim.SGD``. Gradients are as precise as ``masked``.
     """
 
     def __init__(
-        self, selection: Selection, weights: Sequence[Tensor], momentum_buffers: Sequence[Tensor], half: bool
+        self,
+        selection: Selection,
+        weights: Sequence[Tensor],
+        momentum_buffers: Sequence[Tensor],
+        masked: Sequence[Tensor],
     ) -> None:
         self._selection = selection
         self._weights, self._buffers = pointers(weights), pointers(momentum_buffers)
-        self._half = half
+        self._halves = halves(masked)
 
     def run(self, gradients: Tensor, learning_rate: Tensor, momentum: float, weight_decay: float) -> None:
         """Update the scores by the gradients of the masked weights, of which the addresses are given.
@@ -55,16 +59,21 @@ class ScoreUpdate:
         with launching_on(layers.device):
             _update[(layers.blocks,)](
                 layers.owner, layers.table, self._selection.scores, self._weights, self._buffers, gradients,
-                learning_rate, momentum, weight_decay,
-                BLOCK=BLOCK, HALF=self._half, MAGNITUDE=self._selection.magnitude, DECAYS=weight_decay != 0,
-                MOVES=momentum != 0, **EXACT,
+                self._halves, learning_rate, momentum, weight_decay,
+                BLOCK=BLOCK, MAGNITUDE=self._selection.magnitude, DECAYS=weight_decay != 0, MOVES=momentum != 0,
+                **EXACT,
             )  # fmt: skip
+
+
+def halves(tensors: Sequence[Tensor]) -> Tensor:
+    """Which of these are bfloat16; the others are float32."""
+    return sent(torch.tensor([tensor.dtype == torch.bfloat16 for tensor in tensors]).int(), tensors[0].device)
 
 
 @triton.jit
 def _apply(
-    owner, table, scores, weights, masked, thresholds, lasts,
-    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, HALF: tl.constexpr,
+    owner, table, scores, weights, masked, halves, thresholds, lasts,
+    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr,
 ):  # fmt: skip
     layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
@@ -74,7 +83,7 @@ def _apply(
     threshold = tl.load(thresholds + layer)
     # A threshold that is NaN spreads instead of leaving a silent network of zeros.
     result = tl.where(kept, weight, tl.where(threshold == threshold, 0.0, threshold))
-    if HALF:
+    if tl.load(halves + layer) != 0:
         target = tl.load(masked + layer).to(tl.pointer_type(tl.bfloat16))
         tl.store(target + start + lane, result.to(tl.bfloat16), mask=exists)
     else:
@@ -83,14 +92,14 @@ def _apply(
 
 @triton.jit
 def _update(
-    owner, table, scores, weights, buffers, gradients, learning_rate,
+    owner, table, scores, weights, buffers, gradients, halves, learning_rate,
     momentum, weight_decay,
-    BLOCK: tl.constexpr, HALF: tl.constexpr, MAGNITUDE: tl.constexpr, DECAYS: tl.constexpr, MOVES: tl.constexpr,
+    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, DECAYS: tl.constexpr, MOVES: tl.constexpr,
 ):  # fmt: skip
     layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
     exists = lane < left
-    if HALF:
+    if tl.load(halves + layer) != 0:
         source = tl.load(gradients + layer).to(tl.pointer_type(tl.bfloat16))
         gradient = tl.load(source + start + lane, mask=exists, other=0.0).to(tl.float32)
     else:

@@ -1,9 +1,10 @@
 """The cut of all layers on the device, exact and without a wait: find it near the last one, or digit by digit.
 
-Scores move little between two steps, so the cut lies close to where it was. One pass over the scores counts those
-above a bracket around the last threshold and collects the few inside; comparing these with each other gives the cut.
-Where the counts say that the cut is not inside, it is found from the bits of the scores, eleven at a time, and of the
-indices where scores are equal. Either way the cut is the same: the bracket only decides how long it takes.
+Scores move little between two steps, so the cut lies close to where it was, or rather to where it was going. One pass
+over the scores counts those above a bracket around that and collects the few inside; comparing these with each other
+gives the cut. Where the counts say that the cut is not inside, it is found from the bits of the scores, eleven at a
+time, and of the indices where scores are equal. Either way the cut is the same: the bracket only decides how long it
+takes.
 """
 
 from collections.abc import Sequence

@@ -60,6 +60,7 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
         rank_by=method.rank_by,
         allocation=method.allocation,
         floor=method.floor,
+        norms=method.norms,
     )
     steppers: list[Stepper] = []
     if method.name == "iterand":

@@ -60,11 +60,14 @@ class MaskedParameters:
             raise CannotFuse("layers are ranked in different ways, or weights are not float32")
         self._cuts = selection_on_device(masks)
         half = session.recipe.training.precision == "bfloat16"
-        kind = torch.bfloat16 if half else torch.float32
-        self.leaves: list[Tensor] = [torch.zeros_like(weight, dtype=kind).requires_grad_() for weight in weights]
+        # What norms add stays in float32, as under autocast.
+        kinds = [torch.bfloat16 if half and weight.dim() > 1 else torch.float32 for weight in weights]
+        self.leaves: list[Tensor] = [
+            torch.zeros_like(weight, dtype=kind).requires_grad_() for weight, kind in zip(weights, kinds)
+        ]
         self._masked = MaskedWeights(self._cuts, weights, self.leaves)
         momenta = momentum_buffers(session)
-        self._step = ScoreUpdate(self._cuts, weights, momenta, half)
+        self._step = ScoreUpdate(self._cuts, weights, momenta, self.leaves)
         self.state: list[Tensor] = [*scores, *momenta]
         model = session.model
         others = dict(model.named_parameters()) | dict(model.named_buffers())

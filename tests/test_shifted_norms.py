@@ -1,0 +1,89 @@
+"""What batch norms add, random and masked like a weight."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import iterand
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 4, 5), nn.LayerNorm(5)
+    )
+
+
+IMAGES = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("ranking", ["layer", "global"])
+def test_shifts_are_random_and_masked(ranking):
+    model = iterand.prune_(network(), 0.5, weights="signed_constant", norms="shifted", ranking=ranking)
+    layers = iterand.masked_layers(model)
+    assert list(layers) == ["0.weight", "1.bias", "4.weight", "5.bias"]
+    assert (layers["1.bias"].weight.abs() == 0.5).all()
+    assert model[1].weight is None
+    assert torch.equal(model[5].weight, torch.ones(5))
+    assert not model[5].weight.requires_grad
+    kept = sum(int(layer.mask.sum()) for layer in layers.values())
+    assert abs(2 * kept - sum(layer.mask.numel() for layer in layers.values())) <= 2  # 5 values are split 2 to 3
+    fixed = nn.BatchNorm2d(8, affine=False)
+    convolved = model[0](IMAGES)
+    shift = (layers["1.bias"].weight * layers["1.bias"].mask).view(1, -1, 1, 1)
+    torch.testing.assert_close(model[1](convolved), fixed(convolved) + shift)
+    model(IMAGES).square().sum().backward()
+    assert layers["1.bias"].score.grad.abs().sum() > 0
+    assert {id(parameter) for parameter in model.parameters() if parameter.requires_grad} == {
+        id(score) for score in iterand.scores(model)
+    }
+
+
+def test_shifts_are_redrawn():
+    model = iterand.prune_(network(), 0.5, norms="shifted")
+    layer = iterand.masked_layers(model)["1.bias"]
+    before, mask = layer.weight.clone(), layer.mask
+    iterand.randomize_(model)
+    assert torch.equal(layer.weight[mask], before[mask])
+    assert (layer.weight != before)[~mask].all()
+
+
+def test_fold_gives_an_ordinary_network():
+    plain = network()
+    model = iterand.prune_(copy.deepcopy(plain), 0.5, norms="shifted").eval()
+    outputs = model(IMAGES)
+    folded = iterand.fold_(model)
+    assert torch.equal(folded(IMAGES), outputs)
+    assert [name for name, _ in folded.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    assert list(folded.state_dict()) == list(plain.state_dict())
+    assert folded[1].affine
+    assert torch.equal(folded[1].weight, torch.ones(8))
+    assert (folded[1].bias == 0).sum() == 4
+    assert all(parameter.requires_grad for parameter in folded.parameters())
+
+
+def test_ticket(tmp_path):
+    model = iterand.prune_(network(), 0.5, weights="signed_constant", norms="shifted").eval()
+    iterand.randomize_(model, 0.5)
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    loaded = iterand.load_ticket(tmp_path / "a.ticket", network()).eval()
+    assert torch.equal(loaded(IMAGES), model(IMAGES))
+    again = iterand.prune_(network(), 0.5, weights="signed_constant", norms="shifted").eval()
+    iterand.read_ticket(tmp_path / "a.ticket").resume_(again)
+    assert torch.equal(again(IMAGES), model(IMAGES))
+
+
+def test_shifts_can_be_left_out():
+    model = iterand.prune_(network(), 0.5, norms="shifted", include=["*.weight"], exclude=["5"])
+    assert list(iterand.masked_layers(model)) == ["0.weight", "4.weight"]
+    assert model[1].bias is None
+    model = iterand.prune_(network(), 0.5, norms="shifted", exclude=["5.bias"])
+    assert list(iterand.masked_layers(model)) == ["0.weight", "1.bias", "4.weight"]
+    assert model[5].bias.requires_grad
+
+
+def test_an_unknown_way_is_refused():
+    with pytest.raises(ValueError, match="norms is 'random'; it must be one of fixed, shifted, keep"):
+        iterand.prune_(network(), 0.5, norms="random")
