@@ -90,6 +90,8 @@ class OptimizerRecipe:
 
     momentum: float = _number(0.9, 0, 1)
     weight_decay: float = _number(5e-4, 0)
+    gradient_size: float = _number(0.0, 0)
+    """The root mean square that the gradient of each layer's scores is scaled to; 0 to leave gradients as they are."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class MaskedParameters:
         ]
         self._masked = MaskedWeights(self._cuts, weights, self.leaves)
         momenta = momentum_buffers(session)
-        self._step = ScoreUpdate(self._cuts, weights, momenta, self.leaves)
+        self._step = ScoreUpdate(self._cuts, weights, momenta, self.leaves, session.gradient_size)
         self.state: list[Tensor] = [*scores, *momenta]
         model = session.model
         others = dict(model.named_parameters()) | dict(model.named_buffers())
