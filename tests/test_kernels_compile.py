@@ -36,7 +36,7 @@ def kind(name, kernel):
         return "constexpr"
     if name in SCALARS:
         return SCALARS[name]
-    if name in ("squares", "size"):
+    if name in ("squares", "sizes"):
         return "*fp64"
     if name in HALVES:
         return "*bf16"

@@ -36,8 +36,8 @@ class MaskedWeights:
 class ScoreUpdate:
     """∂L/∂s = θ ⊙ ∂L/∂(θ ⊙ m), weight decay, momentum and step of SGD for all layers: one pass over memory.
 
-    The operations and their rounding are those of ``torch.optim.SGD``. Gradients are as precise as ``masked``. With a
-    ``size`` they are first scaled as ``normalize_gradients_`` does it, which takes another pass.
+    The operations and their rounding are those of ``torch.optim.SGD``. Gradients are as precise as ``masked``. With
+    ``sizes``, one for each layer, they are first scaled to these, which takes another pass.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class ScoreUpdate:
         weights: Sequence[Tensor],
         momentum_buffers: Sequence[Tensor],
         masked: Sequence[Tensor],
-        size: float = 0.0,
+        sizes: Sequence[float] = (),
     ) -> None:
         self._selection = selection
         self._weights, self._buffers = pointers(weights), pointers(momentum_buffers)
         self._halves = halves(masked)
-        self._size = torch.tensor([size], dtype=torch.float64, device=weights[0].device)
-        self._scales = size != 0
+        self._scales = bool(sizes)
+        self._sizes = sent(torch.tensor(sizes, dtype=torch.float64), weights[0].device)
         self._squares = torch.zeros(len(weights), dtype=torch.float64, device=weights[0].device)
 
     def run(self, gradients: Tensor, learning_rate: Tensor, momentum: float, weight_decay: float) -> None:
@@ -70,7 +70,7 @@ class ScoreUpdate:
                 self._squares.zero_()
                 _measure[(layers.blocks,)](*places, **options)
             _update[(layers.blocks,)](
-                *places, self._buffers, learning_rate, momentum, weight_decay, self._size,
+                *places, self._buffers, learning_rate, momentum, weight_decay, self._sizes,
                 DECAYS=weight_decay != 0, MOVES=momentum != 0, SCALES=self._scales, **options,
             )  # fmt: skip
 
@@ -133,7 +133,7 @@ def _measure(
 @triton.jit
 def _update(
     owner, table, scores, weights, gradients, halves, squares,
-    buffers, learning_rate, momentum, weight_decay, size,
+    buffers, learning_rate, momentum, weight_decay, sizes,
     BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, DECAYS: tl.constexpr, MOVES: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
     layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
@@ -142,7 +142,7 @@ def _update(
     score, step = _gradient(scores, weights, gradients, halves, layer, start + lane, exists, MAGNITUDE)
     if SCALES:
         mean = tl.load(squares + layer) / tl.load(table + layer * 4).to(tl.float64)
-        step = step * tl.where(mean > 0, tl.load(size) / tl.sqrt(mean), 1.0).to(tl.float32)
+        step = step * tl.where(mean > 0, tl.load(sizes + layer) / tl.sqrt(mean), 1.0).to(tl.float32)
     if DECAYS:
         step = tl.fma(score, tl.zeros_like(score) + weight_decay, step)
     if MOVES:
