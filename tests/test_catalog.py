@@ -30,7 +30,7 @@ SIZES = {
     "width": (6, 6, 3),
     "large": (4, 4, 1),
     "imdb": (6, 6, 5),
-    "best": (9, 9, 3),
+    "best": (13, 13, 3),
 }
 # Table: how many numbers it has.
 TABLES = {
@@ -128,7 +128,7 @@ def test_experiments_share_their_runs():
     assert len(runs("figure1") & runs("figure2")) == 6
     assert len(runs("period") & runs("figure1")) == 3
     assert len(runs("best") & runs("figure2", "best")) == 3
-    assert len(runs("best") & runs("imp", "best")) == 6
+    assert len(runs("best") & runs("imp", "best")) == 10
     for name in ("digits", "figure3", "large", "imdb", "best"):
         assert runs(name) == runs(name, "text") == runs(name, "best")
 
@@ -141,13 +141,23 @@ def test_a_best_recipe_is_the_profile_best_of_the_papers(name):
     assert recipe_file.digest(best) != recipe_file.digest(of_paper)
 
 
-def test_the_profile_best_at_high_sparsity():
+def test_the_profile_best():
     cells = {cell.label: cell.recipe for cell in find_experiment("imp", "best").cells}
-    low, high, higher = (cells[f"ResNet20, IteRand (SC), p = {p}"] for p in ("0.7", "0.9", "0.99"))
-    assert (low.method.ranking, low.learning_rate.schedule) == ("layer", "multi_step")
-    assert (high.method.ranking, high.learning_rate.schedule, high.optimizer.weight_decay) == ("global", "cosine", 5e-4)
-    assert (high.method.sparsity_schedule, higher.method.sparsity_schedule) == ("constant", "cubic")
+    iterand, edge_popup = (cells[f"ResNet20, {method} (SC), p = 0.7"] for method in ("IteRand", "edge-popup"))
+    for recipe in (iterand, edge_popup):
+        assert (recipe.method.ranking, recipe.method.norms) == ("global", "shifted")
+        assert (recipe.learning_rate.schedule, recipe.method.sparsity_schedule) == ("cosine", "cubic")
+    assert (iterand.method.candidates, iterand.method.redrawn_scores, iterand.method.rate) == ("negative", "follow", 1)
+    assert edge_popup.method.candidates == "pruned"
     assert cells["ResNet20, IMP, p = 0.99"] == find_experiment("imp").cells[-1].recipe
+    conv6 = find_experiment("figure2", "best").cells[0].recipe
+    assert (conv6.network.name, conv6.method.ranking, conv6.method.norms) == ("conv6", "layer", "fixed")
+
+
+def test_the_profile_best_leaves_the_rate_where_it_is_what_is_looked_at():
+    for name in ("figure1", "period-rate"):
+        of_paper, best = (find_experiment(name, profile).cells for profile in ("paper", "best"))
+        assert [cell.recipe.method.rate for cell in of_paper] == [cell.recipe.method.rate for cell in best]
 
 
 @pytest.mark.parametrize("name", experiment_names())

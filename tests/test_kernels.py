@@ -236,8 +236,6 @@ def test_redraw_is_that_of_the_cpu(rate, same_order, negative, follow):
 
 METHODS = {
     "iterand": ["method.name=iterand", "period=2", "rate=0.5"],
-    "gradients of one size": ["method.name=iterand", "period=2", "gradient_size=0.001"],
-    "gradients of one size, magnitude": ["method.name=edge_popup", "rank_by=magnitude", "gradient_size=0.01"],
     "shifted norms": ["method.name=iterand", "period=2", "network.name=resnet20", "norms=shifted", "ranking=global"],
     "iterand, scores follow": [
         "method.name=iterand", "period=1", "rate=0.5", "candidates=negative", "redrawn_scores=follow",

@@ -25,9 +25,9 @@ def test_shifts_are_random_and_masked(ranking):
     layers = iterand.masked_layers(model)
     assert list(layers) == ["0.weight", "1.bias", "4.weight", "5.bias"]
     assert (layers["1.bias"].weight.abs() == 0.5).all()
-    assert model[1].weight is None
-    assert torch.equal(model[5].weight, torch.ones(5))
-    assert not model[5].weight.requires_grad
+    for norm in (model[1], model[5]):
+        assert (norm.weight == 1).all()
+        assert not norm.weight.requires_grad
     kept = sum(int(layer.mask.sum()) for layer in layers.values())
     assert abs(2 * kept - sum(layer.mask.numel() for layer in layers.values())) <= 2  # 5 values are split 2 to 3
     fixed = nn.BatchNorm2d(8, affine=False)

@@ -2,7 +2,6 @@
 
 from iterand.distributions import Distribution, distribution_names, register_distribution
 from iterand.errors import IterandError
-from iterand.gradients import normalize_gradients_
 from iterand.masking import MaskedLayer, fold_, masked_layers, prune_, scores
 from iterand.randomization import IterativeRandomization, randomize_
 from iterand.scheduling import SparsitySchedule
@@ -24,7 +23,6 @@ __all__ = [
     "fold_",
     "load_ticket",
     "masked_layers",
-    "normalize_gradients_",
     "prune_",
     "randomize_",
     "read_ticket",

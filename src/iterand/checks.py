@@ -23,14 +23,6 @@ def share(name: str, value: Any, rule: str) -> float:
     return float(value)
 
 
-def positive(name: str, value: Any, rule: str) -> float:
-    """The value as a float, if it is a finite number above 0."""
-    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not number or not 0 < value < float("inf"):
-        raise ValueError(f"{name} is {value!r}; it is {rule}, a number above 0")
-    return float(value)
-
-
 def unknown(what: str, name: Any, known: Iterable[str]) -> str:
     """What to say of a name that is none of these: the one that was meant, or all there are."""
     names = list(known)

@@ -1,7 +1,8 @@
 """Biases and norms of a pruned model: fixed while it is pruned, free again once it is folded.
 
 Biases are zero; batch norm is non-affine, "which fixes its all learnable multipliers to 1 and all learnable bias terms
-to 0" (Appendix B).
+to 0" (Appendix B). Where what it adds is masked, it keeps a multiplier of one, which torch's backward pass on a GPU
+wants then.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrize import is_parametrized
 
 from iterand.targets import Owner
 
@@ -23,15 +25,16 @@ def freeze_biases_(places: list[Owner]) -> None:
 
 
 def freeze_norms_(places: list[Owner]) -> None:
-    """Take the affine part out of batch norms; fix that of other norms at one and zero."""
-    _freeze_([owner for owner in places if not isinstance(owner.module, _NormBase)], _identity)
+    """Take the affine part out of batch norms; fix that of other norms, and what is left of one, at one and zero."""
+    left = [owner for owner in places if not isinstance(owner.module, _NormBase) or is_parametrized(owner.module)]
     for owner in places:
         module = owner.module
-        if isinstance(module, _NormBase):
+        if isinstance(module, _NormBase) and not is_parametrized(module):
             module.affine = False
             module.register_parameter(owner.attribute, None)
             noted = getattr(module, _DROPPED, {})
             setattr(module, _DROPPED, {**noted, owner.attribute: owner.parameter.requires_grad})
+    _freeze_(left, _identity)
 
 
 def _identity(owner: Owner) -> float:

@@ -6,10 +6,6 @@ from dataclasses import replace
 from iterand.training import recipe_file
 from iterand.training.recipe import Recipe
 
-HIGH_SPARSITY = 0.9
-COLLAPSING_SPARSITY = 0.95
-"""From here on whole layers lose all their weights if they are ranked over the network from the first step."""
-
 
 def adapt(recipe: Recipe, profile: str) -> Recipe:
     """The recipe in a profile; where nothing changes it is the same run, so it keeps its name."""
@@ -44,12 +40,17 @@ def _text(recipe: Recipe) -> list[str]:
 
 
 def _best(recipe: Recipe) -> list[str]:
+    """What docs/beyond.md recommends; Conv6 has no batch norm to even out layers of different density."""
     changes = ["augmentation=crop"] if _authors_cifar10(recipe) else []
-    prunes_most = not recipe.method.trains_weights and recipe.method.sparsity >= HIGH_SPARSITY
-    if recipe.data.name == "cifar10" and prunes_most:
-        changes += ["ranking=global", "learning_rate.schedule=cosine", "weight_decay=5e-4"]
-        if recipe.method.sparsity >= COLLAPSING_SPARSITY:
-            changes += ["sparsity_schedule=cubic", "sparsity_schedule_share=0.5"]
+    if recipe.data.name != "cifar10" or recipe.method.trains_weights:
+        return changes
+    if recipe.method.name == "iterand":
+        changes += ["candidates=negative", "redrawn_scores=follow"]
+        if recipe.method.weight_distribution == "signed_constant":  # of two values a draw finds the right one soon
+            changes.append("rate=1.0")
+    if recipe.network.name != "conv6":
+        changes += ["ranking=global", "norms=shifted", "sparsity_schedule=cubic", "sparsity_schedule_share=0.5"]
+        changes += ["learning_rate.initial=0.5", "learning_rate.schedule=cosine", "weight_decay=1e-4"]
     return changes
 
 

@@ -36,8 +36,7 @@ class MaskedWeights:
 class ScoreUpdate:
     """∂L/∂s = θ ⊙ ∂L/∂(θ ⊙ m), weight decay, momentum and step of SGD for all layers: one pass over memory.
 
-    The operations and their rounding are those of ``torch.optim.SGD``. Gradients are as precise as ``masked``. With
-    ``sizes``, one for each layer, they are first scaled to these, which takes another pass.
+    The operations and their rounding are those of ``torch.optim.SGD``. Gradients are as precise as ``masked``.
     """
 
     def __init__(
@@ -46,14 +45,10 @@ class ScoreUpdate:
         weights: Sequence[Tensor],
         momentum_buffers: Sequence[Tensor],
         masked: Sequence[Tensor],
-        sizes: Sequence[float] = (),
     ) -> None:
         self._selection = selection
         self._weights, self._buffers = pointers(weights), pointers(momentum_buffers)
         self._halves = halves(masked)
-        self._scales = bool(sizes)
-        self._sizes = sent(torch.tensor(sizes, dtype=torch.float64), weights[0].device)
-        self._squares = torch.zeros(len(weights), dtype=torch.float64, device=weights[0].device)
 
     def run(self, gradients: Tensor, learning_rate: Tensor, momentum: float, weight_decay: float) -> None:
         """Update the scores by the gradients of the masked weights, of which the addresses are given.
@@ -61,17 +56,12 @@ class ScoreUpdate:
         The learning rate (float32) is on the device, so that a graph need not know it.
         """
         layers = self._selection.layers
-        places = (
-            layers.owner, layers.table, self._selection.scores, self._weights, gradients, self._halves, self._squares
-        )  # fmt: skip
-        options = {"BLOCK": BLOCK, "MAGNITUDE": self._selection.magnitude, **EXACT}
         with launching_on(layers.device):
-            if self._scales:
-                self._squares.zero_()
-                _measure[(layers.blocks,)](*places, **options)
             _update[(layers.blocks,)](
-                *places, self._buffers, learning_rate, momentum, weight_decay, self._sizes,
-                DECAYS=weight_decay != 0, MOVES=momentum != 0, SCALES=self._scales, **options,
+                layers.owner, layers.table, self._selection.scores, self._weights, self._buffers, gradients,
+                self._halves, learning_rate, momentum, weight_decay,
+                BLOCK=BLOCK, MAGNITUDE=self._selection.magnitude, DECAYS=weight_decay != 0, MOVES=momentum != 0,
+                **EXACT,
             )  # fmt: skip
 
 
@@ -101,53 +91,28 @@ def _apply(
 
 
 @triton.jit
-def _gradient(
-    scores, weights, gradients, halves, layer, at, exists, MAGNITUDE: tl.constexpr
-):  # fmt: skip
-    """Scores at these places, and the gradient of what they are ranked by."""
-    if tl.load(halves + layer) != 0:
-        source = tl.load(gradients + layer).to(tl.pointer_type(tl.bfloat16))
-        gradient = tl.load(source + at, mask=exists, other=0.0).to(tl.float32)
-    else:
-        gradient = tl.load(floats(gradients, layer) + at, mask=exists, other=0.0)
-    score = tl.load(floats(scores, layer) + at, mask=exists, other=0.0)
-    gradient = gradient * tl.load(floats(weights, layer) + at, mask=exists, other=0.0)
-    if MAGNITUDE:  # what is ranked is |s|
-        gradient = gradient * tl.where(score > 0, 1.0, tl.where(score < 0, -1.0, 0.0))
-    return score, gradient
-
-
-@triton.jit
-def _measure(
-    owner, table, scores, weights, gradients, halves, squares,
-    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr,
-):  # fmt: skip
-    """Add up the squares of each layer's gradients, in float64: in any order they round to the same float32."""
-    layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
-    lane = tl.arange(0, BLOCK)
-    _, gradient = _gradient(scores, weights, gradients, halves, layer, start + lane, lane < left, MAGNITUDE)
-    gradient = gradient.to(tl.float64)
-    tl.atomic_add(squares + layer, tl.sum(gradient * gradient, 0), sem="relaxed")
-
-
-@triton.jit
 def _update(
-    owner, table, scores, weights, gradients, halves, squares,
-    buffers, learning_rate, momentum, weight_decay, sizes,
-    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, DECAYS: tl.constexpr, MOVES: tl.constexpr, SCALES: tl.constexpr,
+    owner, table, scores, weights, buffers, gradients, halves, learning_rate,
+    momentum, weight_decay,
+    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, DECAYS: tl.constexpr, MOVES: tl.constexpr,
 ):  # fmt: skip
     layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
     exists = lane < left
-    score, step = _gradient(scores, weights, gradients, halves, layer, start + lane, exists, MAGNITUDE)
-    if SCALES:
-        mean = tl.load(squares + layer) / tl.load(table + layer * 4).to(tl.float64)
-        step = step * tl.where(mean > 0, tl.load(sizes + layer) / tl.sqrt(mean), 1.0).to(tl.float32)
+    if tl.load(halves + layer) != 0:
+        source = tl.load(gradients + layer).to(tl.pointer_type(tl.bfloat16))
+        gradient = tl.load(source + start + lane, mask=exists, other=0.0).to(tl.float32)
+    else:
+        gradient = tl.load(floats(gradients, layer) + start + lane, mask=exists, other=0.0)
+    at_score = floats(scores, layer) + start + lane
+    score = tl.load(at_score, mask=exists, other=0.0)
+    step = gradient * tl.load(floats(weights, layer) + start + lane, mask=exists, other=0.0)
+    if MAGNITUDE:  # what is ranked is |s|
+        step = step * tl.where(score > 0, 1.0, tl.where(score < 0, -1.0, 0.0))
     if DECAYS:
         step = tl.fma(score, tl.zeros_like(score) + weight_decay, step)
     if MOVES:
         at_buffer = floats(buffers, layer) + start + lane
         step = tl.load(at_buffer, mask=exists, other=0.0) * momentum + step
         tl.store(at_buffer, step, mask=exists)
-    moved = tl.fma(step, tl.zeros_like(score) - tl.load(learning_rate), score)
-    tl.store(floats(scores, layer) + start + lane, moved, mask=exists)
+    tl.store(at_score, tl.fma(step, tl.zeros_like(score) - tl.load(learning_rate), score), mask=exists)

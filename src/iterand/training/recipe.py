@@ -90,8 +90,6 @@ class OptimizerRecipe:
 
     momentum: float = _number(0.9, 0, 1)
     weight_decay: float = _number(5e-4, 0)
-    gradient_size: float = _number(0.0, 0)
-    """What ``normalize_gradients_`` scales the gradients of scores to; 0 to leave them as they are."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ class Session:
         self.constrain = prepared.constrain
         """What is done to the parameters after each update of theirs."""
         self.parameters = prepared.parameters
-        self.gradient_size = 0.0 if recipe.method.trains_weights else recipe.optimizer.gradient_size
         self.optimizer = torch.optim.SGD(
             self.parameters,
             lr=recipe.learning_rate.initial,

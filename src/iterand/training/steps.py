@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from iterand.data import Batch, Split
-from iterand.gradients import normalize_gradients_
 from iterand.training.distributed import ALONE, Ranks
 from iterand.training.outputs import correct_of, loss_of, outputs_of
 from iterand.training.recipe import Recipe
@@ -48,8 +47,6 @@ class EagerStep:
         outputs = outputs_of(session.parallel, batch.inputs, session.recipe)
         loss = loss_of(outputs, batch.labels)
         ranks.weighted(loss, len(batch.labels)).backward()  # type: ignore[no-untyped-call]
-        if session.gradient_size:
-            normalize_gradients_(session.model, session.gradient_size)
         session.optimizer.step()
         session.constrain()
         session.count(loss, correct_of(outputs.detach(), batch.labels), len(batch.labels))

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from iterand.gradients import score_gradient_size
 from iterand.kernels.layers import pointers, same_order
 from iterand.kernels.masking import MaskedWeights, ScoreUpdate
 from iterand.masking import masked_layers
@@ -68,9 +67,7 @@ class MaskedParameters:
         ]
         self._masked = MaskedWeights(self._cuts, weights, self.leaves)
         momenta = momentum_buffers(session)
-        size = session.gradient_size
-        sizes = [score_gradient_size(mask, size) for mask in masks] if size else []
-        self._step = ScoreUpdate(self._cuts, weights, momenta, self.leaves, sizes)
+        self._step = ScoreUpdate(self._cuts, weights, momenta, self.leaves)
         self.state: list[Tensor] = [*scores, *momenta]
         model = session.model
         others = dict(model.named_parameters()) | dict(model.named_buffers())

@@ -4,7 +4,9 @@ from iterand.experiments.experiment import Experiment
 from iterand.experiments.paper.cells import CIFAR10, cell, start
 
 OPENLTH = {"VGG11": "vgg11", "ResNet20": "resnet20"}
-"""The networks of the comparison that the authors did in OpenLTH."""
+"""The networks of the comparison that the authors did in OpenLTH, ..."""
+SPARSITIES = (0.5, 0.7, 0.9, 0.95, 0.99)
+"""... and how many of their weights go."""
 
 
 def sparsity() -> Experiment:
@@ -32,7 +34,7 @@ def imp() -> Experiment:
         cell("imp", start(base, method), network=network, method=method, sparsity=sparsity)
         for network, base in OPENLTH.items()
         for method in ("IteRand (SC)", "edge-popup (SC)", "IMP")
-        for sparsity in (0.5, 0.7, 0.9, 0.95, 0.99)
+        for sparsity in SPARSITIES
     )
     return Experiment(
         "imp",
