@@ -1,6 +1,8 @@
 """Many runs: each once, whoever asks for it; what is chosen, what failed, what is printed."""
 
 import json
+import multiprocessing
+import shutil
 
 import pytest
 import torch
@@ -192,3 +194,29 @@ def test_runs_that_take_turns_are_those_done_alone(tmp_path):
         assert together[seed]["result"] == record["result"]
         assert together[seed]["metrics"] == record["metrics"]
     assert together[0]["environment"]["execution"]["side_by_side"] == 3  # those of the same network
+
+
+def test_a_process_does_one_run_after_another_and_a_killed_one_costs_its_run_only(tmp_path):
+    recipes = [recipe_file.override(find_recipe("digits"), [f"seed={seed}", "epochs=2"]) for seed in range(4)]
+    tasks = [Task("run", recipe, tmp_path / str(recipe.seed), "cpu") for recipe in recipes]
+    alone = {
+        event.task.recipe.seed: event.value["result"] for event in run_tasks(tasks, jobs=4) if event.kind == "done"
+    }
+    for task in tasks:
+        shutil.rmtree(task.folder)
+    events, processes = run_tasks(tasks, jobs=1), []
+    done, failed = {}, {}
+    for event in events:
+        if event.kind == "started":
+            (child,) = multiprocessing.active_children()
+            processes.append(child.pid)
+            if event.task.recipe.seed == 1:
+                child.kill()
+        if event.kind == "done":
+            done[event.task.recipe.seed] = event.value["result"]
+        if event.kind == "failed":
+            failed[event.task.recipe.seed] = event.value["error"]
+    assert processes[0] == processes[1] != processes[2] == processes[3]
+    assert failed == {1: "its process ended with exit code -9"}
+    assert done == {seed: result for seed, result in alone.items() if seed != 1}
+    assert not multiprocessing.active_children()

@@ -1,8 +1,10 @@
 """The local engine: several processes at a time on this machine, each with one run or several side by side.
 
-A run that fails is noted and does not touch the others; neither does a process that is killed, except those it shared.
+A process does one run after another, since a network that is compiled once need not be compiled again. A run that fails
+is noted and does not touch the others; neither does a process that is killed, except those it shared.
 """
 
+import gc
 import multiprocessing
 import signal
 import time
@@ -15,6 +17,7 @@ from typing import Any
 
 from iterand.experiments.side_by_side import run_side_by_side
 from iterand.experiments.task import Event, Task
+from iterand.training.recipe import NetworkRecipe
 from iterand.training.session import Session
 
 
@@ -24,6 +27,8 @@ class _Running:
     """Those it has not said the last word of."""
     process: BaseProcess
     connection: Connection
+    network: NetworkRecipe | None = None
+    """What it knows already."""
 
 
 def run_tasks(tasks: Sequence[Task], jobs: int, together: int = 1) -> Iterator[Event]:
@@ -37,19 +42,35 @@ def run_tasks(tasks: Sequence[Task], jobs: int, together: int = 1) -> Iterator[E
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                portion = waiting.pop(0)
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(portion, theirs), daemon=True)
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_work, args=(theirs,), daemon=True)
                 process.start()
                 theirs.close()
-                running.append(_Running(list(portion), process, ours))
-                for task in portion:
-                    yield Event("started", task, {})
+                running.append(_Running([], process, ours))
+                yield from _next(running[-1], waiting)
             wait([entry.connection for entry in running])
             for entry in list(running):
                 yield from _listen(entry, running)
+                if entry in running and not entry.tasks:
+                    if waiting:
+                        yield from _next(entry, waiting)
+                    else:
+                        running.remove(entry)
+                        _dismiss(entry)
     finally:
         _stop(running)
+
+
+def _next(entry: _Running, waiting: list[list[Task]]) -> Iterator[Event]:
+    """Give a process something to do, a network that it knows if there is one."""
+    known = [portion for portion in waiting if portion[0].recipe.network == entry.network]
+    portion = (known or waiting)[0]
+    waiting.remove(portion)
+    entry.tasks, entry.network = list(portion), portion[0].recipe.network
+    with suppress(OSError):  # it was killed: that is heard next
+        entry.connection.send(portion)
+    for task in portion:
+        yield Event("started", task, {})
 
 
 def _portions(tasks: Sequence[Task], together: int) -> list[list[Task]]:
@@ -61,18 +82,13 @@ def _portions(tasks: Sequence[Task], together: int) -> list[list[Task]]:
 
 
 def _listen(entry: _Running, running: list[_Running]) -> Iterator[Event]:
-    """All that a process has said; once it has said its last word it is no longer running."""
+    """All that a process has said; one that can say nothing more is no longer running."""
     try:
-        while entry.connection.poll():
+        while entry.tasks and entry.connection.poll():
             task, kind, value = entry.connection.recv()
             if kind != "progress":
                 entry.tasks.remove(task)
-            if not entry.tasks:
-                running.remove(entry)
-                entry.process.join()
             yield Event(kind, task, value)
-            if not entry.tasks:
-                return
     except (EOFError, OSError):
         running.remove(entry)
         entry.process.join()
@@ -80,11 +96,17 @@ def _listen(entry: _Running, running: list[_Running]) -> Iterator[Event]:
             yield Event("failed", task, {"error": f"its process ended with exit code {entry.process.exitcode}"})
 
 
+def _dismiss(entry: _Running) -> None:
+    entry.connection.close()  # which ends its loop
+    entry.process.join()
+
+
 def _stop(running: list[_Running]) -> None:
     """Let the runs save themselves; what does not end soon is ended."""
     for entry in running:
         if entry.process.pid is not None:
             entry.process.terminate()  # SIGTERM: a run saves itself at the next step
+        entry.connection.close()
     deadline = time.monotonic() + 30
     for entry in running:
         entry.process.join(max(0.0, deadline - time.monotonic()))
@@ -117,11 +139,15 @@ class Reporter:
         self._tell({"done": done, "total": steps * session.recipe.training.epochs, **more})
 
 
-def _work(tasks: Sequence[Task], connection: Connection) -> None:
+def _work(connection: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which asks with SIGTERM
 
     def tell(task: Task, kind: str, value: dict[str, Any]) -> None:
-        with suppress(BrokenPipeError):  # nobody listens any more: the run goes on all the same
+        with suppress(OSError):  # nobody listens any more: the run goes on all the same
             connection.send((task, kind, value))
 
-    run_side_by_side(tasks, lambda task: Reporter(lambda value: tell(task, "progress", value)), tell)
+    with suppress(EOFError, OSError):
+        while True:
+            portion = connection.recv()
+            run_side_by_side(portion, lambda task: Reporter(lambda value: tell(task, "progress", value)), tell)
+            gc.collect()  # a recorded graph and its memory
