@@ -199,6 +199,7 @@ def test_steps_that_take_turns_are_those_done_alone(deterministic, compile):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch 2.11, of its own doing
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 def test_cut_of_the_users_own_loop_is_one_operation_and_compiles():
     model = prune_(build_network("conv6", classes=10, seed=0).cuda(), 0.5)
     compiled = torch.compile(model)
