@@ -31,6 +31,7 @@ SIZES = {
     "large": (4, 4, 1),
     "imdb": (6, 6, 5),
     "best": (13, 13, 3),
+    "parts": (18, 0, 3),
 }
 # Table: how many numbers it has.
 TABLES = {
@@ -129,7 +130,7 @@ def test_experiments_share_their_runs():
     assert len(runs("period") & runs("figure1")) == 3
     assert len(runs("best") & runs("figure2", "best")) == 3
     assert len(runs("best") & runs("imp", "best")) == 10
-    for name in ("digits", "figure3", "large", "imdb", "best"):
+    for name in ("digits", "figure3", "large", "imdb", "best", "parts"):
         assert runs(name) == runs(name, "text") == runs(name, "best")
 
 

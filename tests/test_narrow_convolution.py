@@ -69,6 +69,7 @@ def test_only_what_it_knows_becomes_narrow():
         nn.Conv2d(8, wide, 3, padding=1, bias=False): False,
         nn.Conv2d(8, 8, 3, padding=1, groups=2, bias=False): False,
         nn.Conv2d(8, 8, (3, 1), padding=(1, 0), bias=False): False,
+        nn.Conv2d(3, 8, 7, padding=3, bias=False): False,
         nn.Conv2d(8, 8, 3, padding=2, dilation=2, bias=False): False,
         nn.Conv2d(8, 8, 3, padding=1, bias=False, padding_mode="reflect"): False,
     }

@@ -73,9 +73,8 @@ def _times(
     directions = itertools.cycle((1, -1))
 
     def drift() -> None:
-        direction = next(directions)
         for score, move in zip(scores, moves):
-            score.add_(move, alpha=direction * _DRIFT)
+            score.add_(move, alpha=_DRIFT)
 
     def jump() -> None:
         direction = next(directions)

@@ -27,6 +27,7 @@ _EXPERIMENTS = {
     "large": imagenet.large,
     "imdb": text.imdb,
     "best": own.best,
+    "parts": own.parts,
 }
 
 
@@ -42,7 +43,8 @@ def find_experiment(name: str, profile: str = "paper", scale: str = "full") -> E
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}; there are {', '.join(SCALES)}")
     experiment = _EXPERIMENTS[name]()
-    cells = tuple(replace(cell, recipe=adapt(cell.recipe, profile)) for cell in experiment.cells)
+    ours = experiment.where == "ours"  # whose recipes are what they are
+    cells = tuple(cell if ours else replace(cell, recipe=adapt(cell.recipe, profile)) for cell in experiment.cells)
     if scale == "tiny":
         cells = tuple(replace(cell, recipe=tiny(cell.recipe)) for cell in cells)
         return replace(experiment, cells=cells, seeds=1)

@@ -1,4 +1,4 @@
-"""Experiments that are not in the paper: its point on a laptop, and the recipes we recommend."""
+"""Experiments that are not in the paper: its point on a laptop, the recipes we recommend, and what each part brings."""
 
 from iterand.experiments.experiment import Axis, Cell, Experiment
 from iterand.experiments.library import find_recipe
@@ -37,6 +37,39 @@ def best() -> Experiment:
         "best",
         "What we recommend, beside the paper's IteRand (Conv6, ResNet18, ResNet34) and its IMP (VGG11, ResNet20)",
         tuple(cells),
+        seeds=3,
+        where="ours",
+        plot="bars",
+    )
+
+
+PARTS = {
+    "all of it": [],
+    "ranked in each layer": ["ranking=layer"],
+    "any pruned weight redrawn, r = 0.1": ["candidates=pruned", "redrawn_scores=stay", "rate=0.1"],
+    "nothing redrawn": ["method.name=edge_popup"],
+    "norms fixed": ["norms=fixed"],
+    "p constant": ["sparsity_schedule=constant"],
+}
+"""What can be taken out of the recipes ``best-*``, one at a time."""
+
+
+def parts() -> Experiment:
+    """A quarter of the full search, so that three seeds of everything take minutes."""
+    short = recipe_file.override(find_recipe("best-resnet20"), ["epochs=40", "weight_decay=2e-4"])
+    cells = tuple(
+        Cell(
+            f"p = {sparsity:g}, {label}",
+            recipe_file.override(short, [f"sparsity={sparsity}", *changes]),
+            (("sparsity", sparsity), ("recipe", label)),
+        )
+        for sparsity in (0.5, 0.9, 0.99)
+        for label, changes in PARTS.items()
+    )
+    return Experiment(
+        "parts",
+        "What each part of our recipes brings: ResNet20, 40 epochs, one part left out at a time",
+        cells,
         seeds=3,
         where="ours",
         plot="bars",

@@ -30,7 +30,7 @@ def narrow_(model: nn.Module) -> None:
 def _is_narrow(module: nn.Conv2d) -> bool:
     square = all(len({*pair}) == 1 for pair in (module.kernel_size, module.stride) if isinstance(pair, tuple))
     plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
-    centred = module.padding == tuple(size // 2 for size in module.kernel_size)
+    centred = module.padding == tuple(size // 2 for size in module.kernel_size) and module.kernel_size[0] <= 3
     return square and plain and centred and module.in_channels * module.out_channels <= WIDEST
 
 
