@@ -236,6 +236,7 @@ def test_redraw_is_that_of_the_cpu(rate, same_order, negative, follow):
 
 METHODS = {
     "iterand": ["method.name=iterand", "period=2", "rate=0.5"],
+    "no shift left": ["method.name=iterand", "period=2", "network.name=resnet20", "norms=shifted", "sparsity=0.9"],
     "shifted norms": ["method.name=iterand", "period=2", "network.name=resnet20", "norms=shifted", "ranking=global"],
     "iterand, scores follow": [
         "method.name=iterand", "period=1", "rate=0.5", "candidates=negative", "redrawn_scores=follow",

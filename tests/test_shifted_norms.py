@@ -84,6 +84,14 @@ def test_shifts_can_be_left_out():
     assert model[5].bias.requires_grad
 
 
+def test_all_shifts_of_a_layer_may_go():
+    model = iterand.prune_(network(), 0.95, norms="shifted")
+    assert iterand.masked_layers(model)["1.bias"].mask.sum() == 0
+    iterand.randomize_(model)
+    convolved = model[0](IMAGES)
+    torch.testing.assert_close(model[1](convolved), nn.BatchNorm2d(8, affine=False)(convolved))
+
+
 def test_an_unknown_way_is_refused():
     with pytest.raises(ValueError, match="norms is 'random'; it must be one of fixed, shifted, keep"):
         iterand.prune_(network(), 0.5, norms="random")

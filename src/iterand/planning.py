@@ -38,7 +38,7 @@ def mapped_sparsities(chosen: Mapping[str, list[Owner]], sparsity: Mapping[str, 
 
 
 def refuse_empty(plan: Iterable[tuple[list[Owner], Settings, Ranking]], together: GlobalRanking) -> None:
-    """Refuse settings that leave a layer without weights, or promise more than there is."""
+    """Refuse settings that leave a layer without weights, or promise more than there is; shifts may all go."""
     pooled = floors = 0
     sparsity = 0.0
     for group, settings, rank in plan:
@@ -46,7 +46,7 @@ def refuse_empty(plan: Iterable[tuple[list[Owner], Settings, Ranking]], together
         if rank is together:
             pooled, floors = pooled + count, floors + floor_count(count, settings.floor)
             sparsity = settings.sparsity
-        elif selection.kept_count(count, settings.sparsity) == 0:
+        elif group[0].kind != "shift" and selection.kept_count(count, settings.sparsity) == 0:
             raise ValueError(
                 f"sparsity {settings.sparsity:g} leaves none of the {count} weights of {settings.name!r}; "
                 "lower it, or give the layer an own one with overrides="
