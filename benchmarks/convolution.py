@@ -1,6 +1,6 @@
 """Convolutions with few channels on a GPU: our kernels beside the library's, microseconds a call.
 
-python benchmarks/convolution.py [OUT.json]     batch 128, bfloat16, channels last; the table of docs/engine.md
+python benchmarks/convolution.py [OUT.json]     batch 128, bfloat16, channels last; both gradients at once
 """
 
 import argparse
@@ -71,10 +71,10 @@ def row(inputs: int, outputs: int, kernel: int, stride: int, side: int) -> dict[
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, nargs="?")
+    out = parser.parse_args().out
     rows = [row(*shape) for shape in SHAPES]
     for each in rows:
         print(" | ".join(str(value) for value in each.values()))
-    out = parser.parse_args().out
     if out:
         record = {"environment": environment.describe(torch.device("cuda")), "microseconds": rows}
         out.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -175,12 +175,15 @@ def test_weights_come_from_their_draws():
         assert torch.equal(weight.cpu().reshape(-1), fresh)
 
 
-@pytest.mark.parametrize("kind", TYPES, ids=str)
-def test_masked_weights(kind):
+KINDS = [*([kind] * 3 for kind in TYPES), [torch.bfloat16, torch.float32, torch.bfloat16]]
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=str)
+def test_masked_weights(kinds):
     network = Network()
-    masked = [torch.empty_like(weight, dtype=kind) for weight in network.weights]
+    masked = [torch.empty_like(weight, dtype=kind) for weight, kind in zip(network.weights, kinds)]
     MaskedWeights(network.found, network.weights, masked).compute()
-    for result, weight, mask in zip(masked, network.weights, network.masks()):
+    for result, weight, mask, kind in zip(masked, network.weights, network.masks(), kinds):
         wanted = torch.where(mask, weight.cpu(), 0.0).to(kind)
         if kind == torch.bfloat16 and not ON_GPU:  # the interpreter cuts off where hardware rounds
             torch.testing.assert_close(result, wanted, rtol=2**-7, atol=0)
@@ -190,10 +193,10 @@ def test_masked_weights(kind):
 
 
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 5e-4), (0.0, 0.0), (0.9, 0.0)])
-@pytest.mark.parametrize("kind", TYPES, ids=str)
-def test_scores_are_updated_as_by_sgd_on_the_cpu(kind, momentum, weight_decay):
+@pytest.mark.parametrize("kinds", KINDS, ids=str)
+def test_scores_are_updated_as_by_sgd_on_the_cpu(kinds, momentum, weight_decay):
     network = Network()
-    gradients = [torch.randn_like(weight).to(kind) for weight in network.weights]
+    gradients = [torch.randn_like(weight).to(kind) for weight, kind in zip(network.weights, kinds)]
     parameters = [torch.nn.Parameter(score.cpu()) for score in network.scores]
     optimizer = torch.optim.SGD(parameters, lr=0.3, momentum=momentum, weight_decay=weight_decay)
     buffers = [torch.zeros_like(score) for score in network.scores]
@@ -232,6 +235,20 @@ def test_redraw_is_that_of_the_cpu(rate, same_order, negative, follow):
         assert torch.equal(network.scores[i].cpu(), torch.where(turned, -scores[i], scores[i]))
         changed += int(redrawn.sum())
     assert (changed > 0) == (rate > 0)
+
+
+@pytest.mark.parametrize("floors", [(), (150, 0)], ids=["no floors", "a floor that binds"])
+def test_a_bracket_follows_a_steady_drift(floors):
+    """The first cut is found digit by digit, all others in the bracket."""
+    generator = torch.Generator().manual_seed(0)
+    scores = on_device([torch.randn(400, generator=generator) - 5, torch.randn(2000, generator=generator)])
+    kept = on_device([torch.tensor(200), torch.tensor(500)])
+    found = cuts.selection(scores, kept, together=True, floors=floors)
+    for _ in range(12):
+        found.find()
+        for score in scores:
+            score.add_(0.04)
+    assert found.misses().tolist() == [1]
 
 
 METHODS = {
@@ -280,6 +297,14 @@ def test_fused_step_is_the_plain_one(settings):
             torch.testing.assert_close(fused[name].cpu(), tensor, rtol=1e-3, atol=1e-4)
         elif not name.startswith("random"):
             assert torch.equal(fused[name].cpu(), tensor), name
+
+
+@pytest.mark.parametrize("norms", [("fixed", "shifted"), ("shifted", "fixed")])
+def test_runs_of_one_process_share_a_network_only_if_it_is_the_same(norms):
+    for choice in norms:
+        settings = ["network.name=resnet20", f"norms={choice}"]
+        plain, fused = trained(settings, CPU, False), trained(settings, DEVICE, True)
+        assert set(plain) == {name for name in fused if name != "random.cuda"}
 
 
 def test_kernels_that_do_not_compile_are_done_without(monkeypatch, caplog):

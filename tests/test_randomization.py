@@ -90,6 +90,15 @@ def test_an_unknown_way_to_redraw_is_refused(option):
         iterand.IterativeRandomization(pruned(), **{option: "all"})
 
 
+def test_signs_mean_nothing_where_scores_are_ranked_by_magnitude():
+    model = pruned(rank_by="magnitude")
+    for options in ({"candidates": "negative"}, {"redrawn_scores": "follow"}):
+        with pytest.raises(ValueError, match="ranked by magnitude, where their signs say nothing"):
+            iterand.randomize_(model, **options)
+        with pytest.raises(ValueError, match="ranked by magnitude"):
+            iterand.IterativeRandomization(model, **options)
+
+
 def test_history_is_run_length_coded():
     model = pruned()
     for rate in (0.5, 0.5, 0.5, 1.0, 0.5):

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import iterand
 
@@ -82,6 +83,26 @@ def test_shifts_can_be_left_out():
     model = iterand.prune_(network(), 0.5, norms="shifted", exclude=["5.bias"])
     assert list(iterand.masked_layers(model)) == ["0.weight", "1.bias", "4.weight"]
     assert model[5].bias.requires_grad
+
+
+def test_a_norm_of_which_a_part_is_left_alone():
+    model = iterand.prune_(network(), 0.5, exclude=["1.bias"])
+    assert (model[1].weight == 1).all()
+    assert not model[1].weight.requires_grad
+    assert model[1].bias.requires_grad
+
+
+def test_a_shift_that_is_computed_or_tied_to_a_bias_is_refused():
+    computed = network()
+    parametrize.register_parametrization(computed[1], "bias", nn.Identity())
+    with pytest.raises(ValueError, match=r"'1\.bias' is computed from other tensors"):
+        iterand.prune_(computed, 0.5, norms="shifted")
+    tied = network()
+    tied[5].bias = tied[4].bias
+    with pytest.raises(
+        ValueError, match=r"'5\.bias' and '4\.bias' are one tied tensor, and the second is never masked"
+    ):
+        iterand.prune_(tied, 0.5, norms="shifted")
 
 
 def test_all_shifts_of_a_layer_may_go():

@@ -1,8 +1,10 @@
 """Many runs: each once, whoever asks for it; what is chosen, what failed, what is printed."""
 
+import itertools
 import json
 import multiprocessing
 import shutil
+import time
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from typer.testing import CliRunner
 
 from iterand.cli import reproduce
 from iterand.cli.main import app
-from iterand.experiments import sweep
+from iterand.experiments import side_by_side, sweep
 from iterand.experiments.catalog import experiment_names, find_experiment
 from iterand.experiments.library import find_recipe
 from iterand.experiments.local import run_tasks
@@ -220,3 +222,31 @@ def test_a_process_does_one_run_after_another_and_a_killed_one_costs_its_run_onl
     assert failed == {1: "its process ended with exit code -9"}
     assert done == {seed: result for seed, result in alone.items() if seed != 1}
     assert not multiprocessing.active_children()
+
+
+def test_stopping_between_two_runs_does_not_wait(tmp_path):
+    recipes = [recipe_file.override(find_recipe("digits"), [f"seed={seed}", "epochs=1"]) for seed in range(3)]
+    tasks = [Task("run", recipe, tmp_path / str(recipe.seed), "cpu") for recipe in recipes]
+    for _ in range(3):
+        events = run_tasks(tasks, jobs=1)
+        assert [event.kind for event in itertools.islice(events, 1)] == ["started"]
+        next(event for event in events if event.kind == "started")  # the second
+        started = time.monotonic()
+        events.close()
+        assert time.monotonic() - started < 15
+        for path in tmp_path.iterdir():
+            shutil.rmtree(path)
+
+
+def test_an_error_that_nobody_foresaw_ends_its_process(tmp_path, monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        yield
+
+    recipe = recipe_file.override(find_recipe("digits"), ["epochs=1"])
+    task = Task("run", recipe, tmp_path / "run", "cpu")
+    heard = []
+    assert run_side_by_side([task], lambda task: Drawing(), lambda *said: heard.append(said))
+    monkeypatch.setattr(side_by_side, "run_steps", broken)
+    assert not run_side_by_side([task], lambda task: Drawing(), lambda *said: heard.append(said))
+    assert [kind for _, kind, _ in heard] == ["done", "failed"]

@@ -1,16 +1,16 @@
 """Biases and norms of a pruned model: fixed while it is pruned, free again once it is folded.
 
 Biases are zero; batch norm is non-affine, "which fixes its all learnable multipliers to 1 and all learnable bias terms
-to 0" (Appendix B). Where what it adds is masked, it keeps a multiplier of one, which torch's backward pass on a GPU
-wants then.
+to 0" (Appendix B). Where what it adds is masked or left alone, it keeps a multiplier of one, which torch's backward
+pass on a GPU wants then.
 """
 
+from collections import Counter
 from collections.abc import Callable
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.utils.parametrize import is_parametrized
 
 from iterand.targets import Owner
 
@@ -26,10 +26,13 @@ def freeze_biases_(places: list[Owner]) -> None:
 
 def freeze_norms_(places: list[Owner]) -> None:
     """Take the affine part out of batch norms; fix that of other norms, and what is left of one, at one and zero."""
-    left = [owner for owner in places if not isinstance(owner.module, _NormBase) or is_parametrized(owner.module)]
+    both = Counter(id(owner.module) for owner in places)
+    left = []
     for owner in places:
         module = owner.module
-        if isinstance(module, _NormBase) and not is_parametrized(module):
+        if not isinstance(module, _NormBase) or both[id(module)] < 2:
+            left.append(owner)
+        else:
             module.affine = False
             module.register_parameter(owner.attribute, None)
             noted = getattr(module, _DROPPED, {})

@@ -4,7 +4,7 @@ Two things can be done differently than in the paper (docs/beyond.md says why): 
 what becomes of the score of a redrawn one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -42,8 +42,8 @@ def randomize_(
     does.
     """
     threshold = philox.coin_threshold(check_rate(rate))
-    negative, follow = _check_choices(candidates, redrawn_scores)
     layers = list(require_masked_layers(model).values())
+    negative, follow = _check_choices(layers, candidates, redrawn_scores)
     for group in _ranked_alike(layers):
         if _on_device(group):
             _randomize_on_device_(group, threshold, negative, follow)
@@ -55,13 +55,19 @@ def randomize_(
         layer.parametrization.add_round(threshold)
 
 
-def _check_choices(candidates: str, redrawn_scores: str) -> tuple[bool, bool]:
+def _check_choices(layers: Iterable[MaskedLayer], candidates: str, redrawn_scores: str) -> tuple[bool, bool]:
     """Whether only negative scores are redrawn, and whether scores follow their weights."""
     if candidates not in CANDIDATES:
         raise ValueError(unknown("kind of candidates", candidates, CANDIDATES))
     if redrawn_scores not in SCORES:
         raise ValueError(unknown("way of redrawn scores", redrawn_scores, SCORES))
-    return candidates == "negative", redrawn_scores == "follow"
+    negative, follow = candidates == "negative", redrawn_scores == "follow"
+    if (negative or follow) and any(layer.parametrization.settings.rank_by == "magnitude" for layer in layers):
+        raise ValueError(
+            "scores are ranked by magnitude, where their signs say nothing; leave out candidates='negative' and "
+            "redrawn_scores='follow', or prune_ with rank_by='score'"
+        )
+    return negative, follow
 
 
 def _ranked_alike(layers: Sequence[MaskedLayer]) -> list[list[MaskedLayer]]:
@@ -147,11 +153,10 @@ class IterativeRandomization:
         candidates: str = "pruned",
         redrawn_scores: str = "stay",
     ) -> None:
-        require_masked_layers(model)
         self.model = model
         self.period = whole("period", period, "a number of iterations, at least 1", low=1)
         self.rate = check_rate(rate)
-        _check_choices(candidates, redrawn_scores)
+        _check_choices(require_masked_layers(model).values(), candidates, redrawn_scores)
         self.candidates, self.redrawn_scores = candidates, redrawn_scores
         self.iteration = 0
 

@@ -99,7 +99,7 @@ def choose(
         matching(pattern, maskable, "include" if pattern not in named else "overrides")
     for pattern in exclude:
         matching(pattern, everything, "exclude")
-    _refuse_computed(model, include, exclude)
+    _refuse_computed(model, include, exclude, usual)
 
     groups: dict[int, list[Owner]] = {}
     for owner in maskable:
@@ -120,6 +120,7 @@ def choose(
             )
         if into:
             _refuse_unfit(into[0])
+            _refuse_tied(into[0], everything)
             chosen[group[0].name] = group
     if not chosen:
         raise ValueError(f"{type(model).__name__} has nothing to mask: no linear, convolution, embedding, recurrent or "
@@ -127,7 +128,9 @@ def choose(
     return chosen
 
 
-def _refuse_computed(model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str]) -> None:
+def _refuse_computed(
+    model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str], usual: Sequence[str]
+) -> None:  # fmt: skip
     """A weight that something else computes cannot be masked; passing over it in silence would half mask the model."""
     for path, module in model.named_modules():
         held = {
@@ -137,10 +140,18 @@ def _refuse_computed(model: nn.Module, include: Sequence[str] | None, exclude: S
         for attribute in held - {*module._parameters}:
             place = Place(path, attribute, module)
             wanted = include is None or any(map(place.matches, include))
-            if place.kind == "weight" and wanted and not any(map(place.matches, exclude)):
+            if place.kind in usual and wanted and not any(map(place.matches, exclude)):
                 raise ValueError(
                     f"{place.name!r} is computed from other tensors; undo that first, or exclude {path + '*'!r}"
                 )
+
+
+def _refuse_tied(chosen: Owner, everything: Iterable[Owner]) -> None:
+    for owner in everything:
+        if owner.parameter is chosen.parameter and owner.kind in ("bias", "norm"):
+            raise ValueError(
+                f"{chosen.name!r} and {owner.name!r} are one tied tensor, and the second is never masked; untie them"
+            )
 
 
 def _refuse_unfit(owner: Owner) -> None:

@@ -74,7 +74,7 @@ def _times(
 
     def drift() -> None:
         for score, move in zip(scores, moves):
-            score.add_(move, alpha=_DRIFT)
+            score.add_(move.normal_(generator=generator), alpha=_DRIFT)
 
     def jump() -> None:
         direction = next(directions)

@@ -1,7 +1,8 @@
 """The local engine: several processes at a time on this machine, each with one run or several side by side.
 
-A process does one run after another, since a network that is compiled once need not be compiled again. A run that fails
-is noted and does not touch the others; neither does a process that is killed, except those it shared.
+A process goes on to the next run of its network, which it need not compile again. A run that fails is noted and does
+not touch the others: after an error that nobody foresaw the process ends, since it may have spoilt more. Neither does
+a process that is killed, except those it shared.
 """
 
 import gc
@@ -10,25 +11,28 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from iterand.experiments.side_by_side import run_side_by_side
 from iterand.experiments.task import Event, Task
+from iterand.training.interrupt import stop_request
 from iterand.training.recipe import NetworkRecipe
 from iterand.training.session import Session
 
 
 @dataclass
 class _Running:
-    tasks: list[Task]
-    """Those it has not said the last word of."""
     process: BaseProcess
     connection: Connection
+    tasks: list[Task] = field(default_factory=list)
+    """Those it has not said the last word of."""
     network: NetworkRecipe | None = None
-    """What it knows already."""
+    """What it knows."""
+    idle: bool = False
+    """Whether it waits for more."""
 
 
 def run_tasks(tasks: Sequence[Task], jobs: int, together: int = 1) -> Iterator[Event]:
@@ -46,27 +50,27 @@ def run_tasks(tasks: Sequence[Task], jobs: int, together: int = 1) -> Iterator[E
                 process = context.Process(target=_work, args=(theirs,), daemon=True)
                 process.start()
                 theirs.close()
-                running.append(_Running([], process, ours))
-                yield from _next(running[-1], waiting)
+                running.append(_Running(process, ours))
+                yield from _give(running[-1], waiting.pop(0))
             wait([entry.connection for entry in running])
             for entry in list(running):
                 yield from _listen(entry, running)
-                if entry in running and not entry.tasks:
-                    if waiting:
-                        yield from _next(entry, waiting)
+                if entry.idle:
+                    alike = [portion for portion in waiting if portion[0].recipe.network == entry.network]
+                    if alike:
+                        waiting.remove(alike[0])
+                        yield from _give(entry, alike[0])
                     else:
                         running.remove(entry)
-                        _dismiss(entry)
+                        entry.connection.close()  # which ends its loop
+                        entry.process.join()
     finally:
         _stop(running)
 
 
-def _next(entry: _Running, waiting: list[list[Task]]) -> Iterator[Event]:
-    """Give a process something to do, a network that it knows if there is one."""
-    known = [portion for portion in waiting if portion[0].recipe.network == entry.network]
-    portion = (known or waiting)[0]
-    waiting.remove(portion)
-    entry.tasks, entry.network = list(portion), portion[0].recipe.network
+def _give(entry: _Running, portion: list[Task]) -> Iterator[Event]:
+    """Give a process something to do."""
+    entry.tasks, entry.network, entry.idle = list(portion), portion[0].recipe.network, False
     with suppress(OSError):  # it was killed: that is heard next
         entry.connection.send(portion)
     for task in portion:
@@ -84,8 +88,12 @@ def _portions(tasks: Sequence[Task], together: int) -> list[list[Task]]:
 def _listen(entry: _Running, running: list[_Running]) -> Iterator[Event]:
     """All that a process has said; one that can say nothing more is no longer running."""
     try:
-        while entry.tasks and entry.connection.poll():
-            task, kind, value = entry.connection.recv()
+        while not entry.idle and entry.connection.poll():
+            said = entry.connection.recv()
+            if said is None:
+                entry.idle = True
+                return
+            task, kind, value = said
             if kind != "progress":
                 entry.tasks.remove(task)
             yield Event(kind, task, value)
@@ -94,11 +102,6 @@ def _listen(entry: _Running, running: list[_Running]) -> Iterator[Event]:
         entry.process.join()
         for task in entry.tasks:
             yield Event("failed", task, {"error": f"its process ended with exit code {entry.process.exitcode}"})
-
-
-def _dismiss(entry: _Running) -> None:
-    entry.connection.close()  # which ends its loop
-    entry.process.join()
 
 
 def _stop(running: list[_Running]) -> None:
@@ -140,14 +143,21 @@ class Reporter:
 
 
 def _work(connection: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which asks with SIGTERM
-
-    def tell(task: Task, kind: str, value: dict[str, Any]) -> None:
+    def say(what: Any) -> None:
         with suppress(OSError):  # nobody listens any more: the run goes on all the same
-            connection.send((task, kind, value))
+            connection.send(what)
 
-    with suppress(EOFError, OSError):
+    def observer(task: Task) -> Reporter:
+        return Reporter(lambda value: say((task, "progress", value)))
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which asks with SIGTERM
+    with stop_request() as request:
         while True:
-            portion = connection.recv()
-            run_side_by_side(portion, lambda task: Reporter(lambda value: tell(task, "progress", value)), tell)
+            try:
+                portion = connection.recv()
+            except (EOFError, OSError):
+                return
+            if request.asked or not run_side_by_side(portion, observer, lambda *said: say(said), request):
+                return
             gc.collect()  # a recorded graph and its memory
+            say(None)

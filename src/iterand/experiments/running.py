@@ -159,13 +159,16 @@ def _result(session: Session, test: dict[str, float], data: Dataset[Split], fold
 
 def _randomization_milliseconds(session: Session) -> float | None:
     """How long Randomize takes on the network of a finished run (Appendix C.2); the network is not used any more."""
-    if session.recipe.method.name != "iterand":
+    method = session.recipe.method
+    if method.name != "iterand":
         return None
     times = []
     for _ in range(_TIMED_RANDOMIZATIONS):
         _wait(session.device)
         started = time.perf_counter()
-        randomize_(session.model, session.recipe.method.rate)
+        randomize_(
+            session.model, method.rate, candidates=method.candidates, redrawn_scores=method.redrawn_scores
+        )  # fmt: skip
         _wait(session.device)
         times.append(1000 * (time.perf_counter() - started))
     return statistics.median(times)

@@ -27,14 +27,18 @@ Tell = Callable[[Task, str, dict[str, Any]], None]
 """Hears ``done`` with the record of a task, or ``failed`` with its error."""
 
 
-def run_side_by_side(tasks: Sequence[Task], observer: Callable[[Task], Observer], tell: Tell) -> None:
-    """Do the tasks, one step of each in turn."""
+def run_side_by_side(
+    tasks: Sequence[Task], observer: Callable[[Task], Observer], tell: Tell, request: StopRequest | None = None
+) -> bool:
+    """Do the tasks, one step of each in turn; gives whether all went as foreseen, whatever their end."""
     if len(tasks) > STREAMS:
         raise ValueError(f"{len(tasks)} runs cannot go side by side in one process; there are {STREAMS} streams")
-    with stop_request() as request:
-        lanes = [_Lane(task, observer(task), request, len(tasks)) for task in tasks]
-        while lanes:
-            lanes = [lane for lane in lanes if lane.advance(tell)]
+    with nullcontext(request) if request else stop_request() as asked:
+        lanes = [_Lane(task, observer(task), asked, len(tasks)) for task in tasks]
+        left = lanes
+        while left:
+            left = [lane for lane in left if lane.advance(tell)]
+    return not any(lane.surprised for lane in lanes)
 
 
 class _Lane:
@@ -46,6 +50,8 @@ class _Lane:
         self._shares = lanes > 1
         self._stream = _stream(task.device) if self._shares else nullcontext()
         self._generators: list[Tensor] | None = None
+        self.surprised = False
+        """Whether it ended by an error that nobody foresaw."""
 
     def advance(self, tell: Tell) -> bool:
         """Do a step; gives whether there are more."""
@@ -59,6 +65,7 @@ class _Lane:
         except (IterandError, ValueError, OSError) as error:
             tell(self._task, "failed", {"error": str(error)})
         except Exception as error:
+            self.surprised = True
             tell(self._task, "failed", {"error": f"{type(error).__name__}: {error}"})
         else:
             return True

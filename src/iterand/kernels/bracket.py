@@ -29,8 +29,8 @@ def collect(
     layer, start, left = locate(owner, table, program, BLOCK * PARTS)
     lane = tl.arange(0, BLOCK)
     group = tl.load(members + layer * 2)
-    center = tl.load(bracket + group * 2)
-    width = tl.load(bracket + group * 2 + 1)
+    center = tl.load(bracket + group * 3)
+    width = tl.load(bracket + group * 3 + 1)
     low = ordered(center - width, False)
     high = ordered(center + width, False)
     counts = tl.zeros([BLOCK], tl.int32)
@@ -131,16 +131,17 @@ def compare(
             if tl.max(chosen.to(tl.int32), 0) > 0:
                 best = tl.max(tl.where(chosen, key, -2147483648), 0)
                 threshold = unordered(best)
-                drift = threshold - tl.load(thresholds + tl.load(ranges + group * 2))
                 if best == 0x7FFFFFFF:
                     write_nothing(ranges, group, thresholds, lasts)
                 else:
                     last = tl.max(tl.where(chosen, index, 0), 0)
                     write_cut(members, ranges, group, threshold, last, thresholds, lasts)
                 # Thresholds drift: the next one is expected as far from this one as this from the last.
-                width = tl.load(bracket + group * 2 + 1)
-                error = tl.abs(threshold - tl.load(bracket + group * 2))
+                drift = threshold - tl.load(bracket + group * 3 + 2)
+                width = tl.load(bracket + group * 3 + 1)
+                error = tl.abs(threshold - tl.load(bracket + group * 3))
                 share = found.to(tl.float32)
                 wanted = tl.minimum(tl.maximum(width * (WANTED / share), 4 * error), width * (0.7 * CANDIDATES / share))
-                tl.store(bracket + group * 2, threshold + tl.where(tl.abs(drift) < float("inf"), drift, 0.0))
-                tl.store(bracket + group * 2 + 1, wanted)
+                tl.store(bracket + group * 3, threshold + tl.where(tl.abs(drift) < float("inf"), drift, 0.0))
+                tl.store(bracket + group * 3 + 1, wanted)
+                tl.store(bracket + group * 3 + 2, threshold)

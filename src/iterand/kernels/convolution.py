@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from iterand.kernels.layers import launching_on
 
 WIDEST = 2048
-"""With more channels, those that come in times those that go out, cuDNN is faster."""
+"""More channels, those that come in times those that go out, are left to cuDNN, and more than 128 of either."""
 PIXELS = 128
 """Pixels that a program works on at a time."""
 _PARTS = 128  # programs that share the pixels of a gradient of weights
@@ -31,7 +31,8 @@ def _is_narrow(module: nn.Conv2d) -> bool:
     square = all(len({*pair}) == 1 for pair in (module.kernel_size, module.stride) if isinstance(pair, tuple))
     plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
     centred = module.padding == tuple(size // 2 for size in module.kernel_size) and module.kernel_size[0] <= 3
-    return square and plain and centred and module.in_channels * module.out_channels <= WIDEST
+    few = module.in_channels * module.out_channels <= WIDEST and max(module.in_channels, module.out_channels) <= 128
+    return square and plain and centred and few
 
 
 class NarrowConvolution(nn.Conv2d):
@@ -40,7 +41,8 @@ class NarrowConvolution(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         """Convolve, in bfloat16 whatever comes in."""
         half = torch.bfloat16
-        convolved: Tensor = convolve(input.to(half), self.weight.to(half), self.stride[0])
+        images = input.to(half).contiguous(memory_format=torch.channels_last)
+        convolved: Tensor = convolve(images, self.weight.to(half), self.stride[0])
         return convolved if self.bias is None else convolved + self.bias.to(half).view(-1, 1, 1)
 
 
@@ -69,7 +71,7 @@ def convolve_backward(
     constants = shape.constants(stride)
     for_images, for_weight = _gradients_of(images, weight, wants_images)
     pixels = gradient.numel() // weight.shape[0]
-    parts = min(_PARTS, triton.cdiv(pixels, PIXELS))
+    parts = max(1, min(_PARTS, triton.cdiv(pixels, PIXELS)))
     sums = torch.empty(parts, weight.numel(), dtype=torch.float32, device=weight.device)
     with launching_on(images.device):
         if wants_images:
@@ -108,8 +110,11 @@ class _Shape:
 
     def __init__(self, images: Tensor, weight: Tensor, result: Tensor) -> None:
         for tensor in (images, weight, result):
+            shape = tuple(tensor.shape)
+            if tensor.numel() >= 1 << 31:
+                raise ValueError(f"a tensor of shape {shape} has 2³¹ elements or more; lower the batch size")
             if not tensor.is_contiguous(memory_format=torch.channels_last):
-                raise ValueError(f"a tensor of shape {tuple(tensor.shape)} does not lie channels last")
+                raise ValueError(f"a tensor of shape {shape} does not lie channels last")
         self._images, self._weight, self._result = images.shape, weight.shape, result.shape
 
     def constants(self, stride: int) -> dict[str, int]:

@@ -162,7 +162,8 @@ class _Network:
     def of(cls, session: Session) -> "_Network":
         recipe = session.recipe
         training = recipe.training.precision, recipe.training.channels_last
-        pieces = (asdict(recipe.network), training, recipe.method.trains_weights, recipe.data.name)
+        method = recipe.method.trains_weights, recipe.method.norms
+        pieces = (asdict(recipe.network), training, method, recipe.data.name)
         key = json.dumps(pieces)
         if key not in cls._known:
             cls._known[key] = cls(recipe, skeleton(session.model))

@@ -82,6 +82,12 @@ class MethodRecipe:
                 distributions.get_distribution(getattr(self, key))
             except ValueError as error:
                 raise RecipeError(f"method.{key}: {error}") from None
+        by_sign = self.candidates == "negative" or self.redrawn_scores == "follow"
+        if self.rank_by == "magnitude" and by_sign:
+            raise RecipeError(
+                "method.rank_by is 'magnitude', where signs of scores say nothing; set method.candidates to 'pruned' "
+                "and method.redrawn_scores to 'stay'"
+            )
 
 
 @dataclass(frozen=True)

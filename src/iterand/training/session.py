@@ -50,7 +50,7 @@ class Session:
         self.step = 0
         self.seen = 0
         self.seconds = 0.0
-        """Time spent in training so far, all tries counted."""
+        """Time spent in training so far, all tries counted; on a GPU without their first steps, which compile."""
         self.metrics: list[dict[str, Any]] = []
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
