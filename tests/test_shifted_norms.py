@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import iterand
+from iterand.training.batch_norm import _CpuSyncBatchNorm, share_batch_norms_
 
 
 def network():
@@ -111,6 +112,17 @@ def test_all_shifts_of_a_layer_may_go():
     iterand.randomize_(model)
     convolved = model[0](IMAGES)
     torch.testing.assert_close(model[1](convolved), nn.BatchNorm2d(8, affine=False)(convolved))
+
+
+def test_ranks_share_norms_whose_shift_is_masked():
+    model = iterand.prune_(network(), 0.5, norms="shifted").eval()
+    before = model(IMAGES)
+    share_batch_norms_(model, torch.device("cpu"))
+    assert isinstance(model[1], _CpuSyncBatchNorm)
+    assert torch.equal(model(IMAGES), before)
+    iterand.randomize_(model)
+    layer = iterand.masked_layers(model)["1.bias"]
+    assert torch.equal(model[1].bias, layer.weight * layer.mask)
 
 
 def test_an_unknown_way_is_refused():

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrize
 
 _ORDINARY = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -17,14 +18,19 @@ _ORDINARY = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 def share_batch_norms_(model: nn.Module, device: torch.device) -> None:
     """Let the batch norms of a model normalise by the whole batch, in place."""
     # The class is changed instead of the module, so that what others know of the module stays true.
+    shared = nn.SyncBatchNorm if device.type == "cuda" else _CpuSyncBatchNorm
     for module in model.modules():
-        if type(module) not in _ORDINARY:
+        kind = type(module)
+        if kind in _ORDINARY:
+            module.__class__ = shared
+        elif parametrize.is_parametrized(module) and kind.__bases__[0] in _ORDINARY:
+            # What it adds is masked: a class of its own, made by parametrize.
+            own = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+            module.__class__ = type(kind.__name__, (shared,), own)
+        else:
             continue
         if device.type == "cuda":
-            module.__class__ = nn.SyncBatchNorm
             module.process_group = None  # type: ignore[assignment] # all ranks
-        else:
-            module.__class__ = _CpuSyncBatchNorm
 
 
 class _Sum(torch.autograd.Function):
