@@ -164,7 +164,11 @@ class IterativeRandomization:
         """Count one iteration; randomize if k + 1 can be divided by K_per."""
         self.iteration += 1
         if self.iteration % self.period == 0:
-            randomize_(self.model, self.rate, candidates=self.candidates, redrawn_scores=self.redrawn_scores)
+            self.randomize()
+
+    def randomize(self) -> None:
+        """One round, whatever the iteration."""
+        randomize_(self.model, self.rate, candidates=self.candidates, redrawn_scores=self.redrawn_scores)
 
     def state_dict(self) -> dict[str, Any]:
         """The count of iterations; the rounds themselves are the model's state."""

@@ -1,15 +1,18 @@
-"""The recipes that come with the package, by name."""
+"""The recipes that come with the package, by name: a file each, and ours, which are the profile ``best`` of some."""
 
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
 from iterand.checks import unknown
 from iterand.errors import RecipeError
+from iterand.experiments.profiles import adapt
 from iterand.training import recipe_file
 from iterand.training.recipe import Recipe
 
 _FOLDER = files("iterand.experiments") / "recipes"
+_BEST = {f"best-{base}": base for base in ("conv6", "resnet18", "resnet20", "resnet34", "vgg11")}
 
 
 def recipe_names() -> list[str]:
@@ -19,7 +22,8 @@ def recipe_names() -> list[str]:
 
 @cache
 def _names() -> list[str]:
-    return sorted(entry.name.removesuffix(".toml") for entry in _FOLDER.iterdir() if entry.name.endswith(".toml"))
+    of_files = [entry.name.removesuffix(".toml") for entry in _FOLDER.iterdir() if entry.name.endswith(".toml")]
+    return sorted([*of_files, *_BEST])
 
 
 def find_recipe(name_or_path: str) -> Recipe:
@@ -34,5 +38,9 @@ def _of_package(name: str) -> Recipe:
     if name not in recipe_names():
         sentence = unknown("recipe", name, recipe_names())
         raise RecipeError(f"{sentence} (an own recipe is given as a path to a .toml file)")
+    if name in _BEST:
+        of_paper = _of_package(_BEST[name])
+        title = of_paper.description.partition(" with ")[0]
+        return replace(adapt(of_paper, "best"), description=f"{title} as we recommend it (docs/beyond.md), IteRand")
     text = (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
     return recipe_file.from_toml(text, f"recipe {name}", _of_package)

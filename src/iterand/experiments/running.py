@@ -16,7 +16,7 @@ from iterand.data.sequences import TextSplit
 from iterand.errors import CheckpointError
 from iterand.masking import masked_layers
 from iterand.networks import build_network
-from iterand.randomization import randomize_
+from iterand.randomization import IterativeRandomization
 from iterand.ticket import load_ticket, read_ticket, save_ticket
 from iterand.training import checkpoint, environment, recipe_file
 from iterand.training.distributed import ALONE, Ranks
@@ -159,16 +159,14 @@ def _result(session: Session, test: dict[str, float], data: Dataset[Split], fold
 
 def _randomization_milliseconds(session: Session) -> float | None:
     """How long Randomize takes on the network of a finished run (Appendix C.2); the network is not used any more."""
-    method = session.recipe.method
-    if method.name != "iterand":
+    randomizers = [stepper for stepper in session.steppers if isinstance(stepper, IterativeRandomization)]
+    if not randomizers:
         return None
     times = []
     for _ in range(_TIMED_RANDOMIZATIONS):
         _wait(session.device)
         started = time.perf_counter()
-        randomize_(
-            session.model, method.rate, candidates=method.candidates, redrawn_scores=method.redrawn_scores
-        )  # fmt: skip
+        randomizers[0].randomize()
         _wait(session.device)
         times.append(1000 * (time.perf_counter() - started))
     return statistics.median(times)

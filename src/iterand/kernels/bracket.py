@@ -6,9 +6,13 @@ import triton.language as tl
 from iterand.kernels.layers import index_of, locate
 from iterand.kernels.ranking import (
     ABOVE,
+    BRACKET,
+    CENTRE,
     FAILED,
     FOUND,
+    LAST,
     NAN,
+    WIDTH,
     kept_of,
     ordered,
     ranked,
@@ -29,10 +33,10 @@ def collect(
     layer, start, left = locate(owner, table, program, BLOCK * PARTS)
     lane = tl.arange(0, BLOCK)
     group = tl.load(members + layer * 2)
-    center = tl.load(bracket + group * 3)
-    width = tl.load(bracket + group * 3 + 1)
-    low = ordered(center - width, False)
-    high = ordered(center + width, False)
+    centre = tl.load(bracket + group * BRACKET + CENTRE)
+    width = tl.load(bracket + group * BRACKET + WIDTH)
+    low = ordered(centre - width, False)
+    high = ordered(centre + width, False)
     counts = tl.zeros([BLOCK], tl.int32)
     missing = tl.zeros([BLOCK], tl.int32)
     for part in tl.static_range(PARTS):
@@ -137,11 +141,12 @@ def compare(
                     last = tl.max(tl.where(chosen, index, 0), 0)
                     write_cut(members, ranges, group, threshold, last, thresholds, lasts)
                 # Thresholds drift: the next one is expected as far from this one as this from the last.
-                drift = threshold - tl.load(bracket + group * 3 + 2)
-                width = tl.load(bracket + group * 3 + 1)
-                error = tl.abs(threshold - tl.load(bracket + group * 3))
+                bracket += group * BRACKET
+                drift = threshold - tl.load(bracket + LAST)
+                width = tl.load(bracket + WIDTH)
+                error = tl.abs(threshold - tl.load(bracket + CENTRE))
                 share = found.to(tl.float32)
                 wanted = tl.minimum(tl.maximum(width * (WANTED / share), 4 * error), width * (0.7 * CANDIDATES / share))
-                tl.store(bracket + group * 3, threshold + tl.where(tl.abs(drift) < float("inf"), drift, 0.0))
-                tl.store(bracket + group * 3 + 1, wanted)
-                tl.store(bracket + group * 3 + 2, threshold)
+                tl.store(bracket + CENTRE, threshold + tl.where(tl.abs(drift) < float("inf"), drift, 0.0))
+                tl.store(bracket + WIDTH, wanted)
+                tl.store(bracket + LAST, threshold)

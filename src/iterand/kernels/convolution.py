@@ -50,10 +50,11 @@ class NarrowConvolution(nn.Conv2d):
 def convolve(images: Tensor, weight: Tensor, stride: int) -> Tensor:
     """A convolution, padded so that it is centred; everything lies channels last."""
     result = _result_of(images, weight, stride)
-    shape = _Shape(images, weight, result)
     pixels = result.numel() // weight.shape[0]
     with launching_on(images.device):
-        _convolve[(triton.cdiv(pixels, PIXELS),)](images, weight, result, pixels, **shape.constants(stride))
+        _convolve[(triton.cdiv(pixels, PIXELS),)](
+            images, weight, result, pixels, **_constants(images, weight, result, stride)
+        )
     return result
 
 
@@ -67,8 +68,7 @@ def convolve_backward(
     gradient: Tensor, images: Tensor, weight: Tensor, stride: int, wants_images: bool
 ) -> tuple[Tensor, Tensor]:
     """The gradients of images and weights; that of images is empty where it is not wanted."""
-    shape = _Shape(images, weight, gradient)
-    constants = shape.constants(stride)
+    constants = _constants(images, weight, gradient, stride)
     for_images, for_weight = _gradients_of(images, weight, wants_images)
     pixels = gradient.numel() // weight.shape[0]
     parts = max(1, min(_PARTS, triton.cdiv(pixels, PIXELS)))
@@ -105,28 +105,23 @@ def _backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, No
 convolve.register_autograd(_backward, setup_context=_remember)
 
 
-class _Shape:
+def _constants(images: Tensor, weight: Tensor, result: Tensor, stride: int) -> dict[str, int]:
     """What kernels are compiled for."""
-
-    def __init__(self, images: Tensor, weight: Tensor, result: Tensor) -> None:
-        for tensor in (images, weight, result):
-            shape = tuple(tensor.shape)
-            if tensor.numel() >= 1 << 31:
-                raise ValueError(f"a tensor of shape {shape} has 2³¹ elements or more; lower the batch size")
-            if not tensor.is_contiguous(memory_format=torch.channels_last):
-                raise ValueError(f"a tensor of shape {shape} does not lie channels last")
-        self._images, self._weight, self._result = images.shape, weight.shape, result.shape
-
-    def constants(self, stride: int) -> dict[str, int]:
-        (_, inputs, height, width), (outputs, _, kernel, _) = self._images, self._weight
-        entries = 32 if inputs < 16 else triton.next_power_of_2(inputs)
-        return {
-            "HEIGHT": height, "WIDTH": width, "ROWS": self._result[2], "COLUMNS": self._result[3],
-            "INPUTS": inputs, "OUTPUTS": outputs, "KERNEL": kernel, "STRIDE": stride,
-            "IN": entries, "OUT": max(16, triton.next_power_of_2(outputs)),
-            "STEPS": triton.cdiv(kernel * kernel * inputs, entries) if inputs < 16 else kernel * kernel,
-            "PIXELS": PIXELS,
-        }  # fmt: skip
+    for tensor in (images, weight, result):
+        shape = tuple(tensor.shape)
+        if tensor.numel() >= 1 << 31:
+            raise ValueError(f"a tensor of shape {shape} has 2³¹ elements or more; lower the batch size")
+        if not tensor.is_contiguous(memory_format=torch.channels_last):
+            raise ValueError(f"a tensor of shape {shape} does not lie channels last")
+    (_, inputs, height, width), (outputs, _, kernel, _) = images.shape, weight.shape
+    entries = 32 if inputs < 16 else triton.next_power_of_2(inputs)
+    return {
+        "HEIGHT": height, "WIDTH": width, "ROWS": result.shape[2], "COLUMNS": result.shape[3],
+        "INPUTS": inputs, "OUTPUTS": outputs, "KERNEL": kernel, "STRIDE": stride,
+        "IN": entries, "OUT": max(16, triton.next_power_of_2(outputs)),
+        "STEPS": triton.cdiv(kernel * kernel * inputs, entries) if inputs < 16 else kernel * kernel,
+        "PIXELS": PIXELS,
+    }  # fmt: skip
 
 
 def _result_of(images: Tensor, weight: Tensor, stride: int) -> Tensor:
@@ -157,10 +152,8 @@ def _convolve(
         seen = _seen(
             images, pixel, pixels, step, HEIGHT, WIDTH, ROWS, COLUMNS, INPUTS, KERNEL, STRIDE, IN
         )  # fmt: skip
-        own = tl.load(
-            weight + output[None, :] * (KERNEL * KERNEL * INPUTS) + entry[:, None],
-            mask=(output < OUTPUTS)[None, :] & entries[:, None], other=0.0,
-        )  # fmt: skip
+        place = output[None, :] * (KERNEL * KERNEL * INPUTS) + entry[:, None]
+        own = _read(weight + place, (output < OUTPUTS)[None, :] & entries[:, None])
         total = tl.dot(seen, own, total)
     there = (pixel < pixels)[:, None] & (output < OUTPUTS)[None, :]
     tl.store(result + pixel[:, None] * OUTPUTS + output[None, :], total.to(result.dtype.element_ty), mask=there)
@@ -183,14 +176,10 @@ def _spread(
         inside = (pixel < pixels) & (below >= 0) & (across >= 0) & (below % STRIDE == 0) & (across % STRIDE == 0)
         inside = inside & (below // STRIDE < ROWS) & (across // STRIDE < COLUMNS)
         source = (image * ROWS + below // STRIDE) * COLUMNS + across // STRIDE
-        given = tl.load(
-            gradient + source[:, None] * OUTPUTS + output[None, :],
-            mask=inside[:, None] & (output < OUTPUTS)[None, :], other=0.0,
-        )  # fmt: skip
-        own = tl.load(
-            weight + (output[:, None] * (KERNEL * KERNEL) + tap) * INPUTS + channel[None, :],
-            mask=(output < OUTPUTS)[:, None] & (channel < INPUTS)[None, :], other=0.0,
-        )  # fmt: skip
+        place = source[:, None] * OUTPUTS + output[None, :]
+        given = _read(gradient + place, inside[:, None] & (output < OUTPUTS)[None, :])
+        entry = (output[:, None] * (KERNEL * KERNEL) + tap) * INPUTS + channel[None, :]
+        own = _read(weight + entry, (output < OUTPUTS)[:, None] & (channel < INPUTS)[None, :])
         total = tl.dot(given, own, total)
     there = (pixel < pixels)[:, None] & (channel < INPUTS)[None, :]
     tl.store(for_images + pixel[:, None] * INPUTS + channel[None, :], total.to(for_images.dtype.element_ty), mask=there)
@@ -209,10 +198,8 @@ def _correlate(
     total = tl.zeros([OUT, IN], tl.float32)
     for portion in range(EACH):
         pixel = (part * EACH + portion) * PIXELS + tl.arange(0, PIXELS)
-        given = tl.load(
-            gradient + pixel[None, :] * OUTPUTS + output[:, None],
-            mask=(pixel < pixels)[None, :] & (output < OUTPUTS)[:, None], other=0.0,
-        )  # fmt: skip
+        place = pixel[None, :] * OUTPUTS + output[:, None]
+        given = _read(gradient + place, (pixel < pixels)[None, :] & (output < OUTPUTS)[:, None])
         seen = _seen(
             images, pixel, pixels, step, HEIGHT, WIDTH, ROWS, COLUMNS, INPUTS, KERNEL, STRIDE, IN
         )  # fmt: skip
@@ -230,9 +217,7 @@ def _add_up(sums, result, parts, count, BLOCK: tl.constexpr):
     total = tl.zeros([BLOCK, BLOCK], tl.float32)
     for first in range(0, parts, BLOCK):
         part = first + rows
-        total += tl.load(
-            sums + part[:, None] * count + at[None, :], mask=(part < parts)[:, None] & (at < count)[None, :], other=0.0
-        )
+        total += _read(sums + part[:, None] * count + at[None, :], (part < parts)[:, None] & (at < count)[None, :])
     tl.store(result + at, tl.sum(total, 0).to(result.dtype.element_ty), mask=at < count)
 
 
@@ -266,4 +251,10 @@ def _seen(
     across = column[:, None] * STRIDE + tap % KERNEL - KERNEL // 2
     inside = (pixel < pixels)[:, None] & (below >= 0) & (below < HEIGHT) & (across >= 0) & (across < WIDTH)
     near = (image[:, None] * HEIGHT + below) * WIDTH + across
-    return tl.load(images + near * INPUTS + (entry % INPUTS)[None, :], mask=inside & entries[None, :], other=0.0)
+    return _read(images + near * INPUTS + (entry % INPUTS)[None, :], inside & entries[None, :])
+
+
+@triton.jit
+def _read(places, there):
+    """What lies at these places, and zero where nothing does."""
+    return tl.load(places, mask=there, other=0.0)

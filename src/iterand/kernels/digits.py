@@ -6,10 +6,14 @@ import triton.language as tl
 from iterand.kernels.layers import index_of, locate
 from iterand.kernels.ranking import (
     ABOVE,
+    BRACKET,
+    CENTRE,
     FAILED,
     FOUND,
+    LAST,
     MISSES,
     NAN,
+    WIDTH,
     kept_of,
     ranked,
     unordered,
@@ -116,12 +120,12 @@ def settle(
         bottom = unordered((high << 21) ^ -2147483648)
         top = unordered(((high << 21) | 0x1FFFFF) ^ -2147483648)
         width = (top - bottom) * (0.5 * WANTED / many.to(tl.float32))
-        moved = tl.abs(threshold - tl.load(bracket + group * 3))
+        moved = tl.abs(threshold - tl.load(bracket + group * BRACKET + CENTRE))
         if tl.load(row + MISSES) > 0:  # there was a cut before
             width = tl.minimum(tl.maximum(width, 2 * moved), width * (0.5 * CANDIDATES / WANTED))
-        tl.store(bracket + group * 3, threshold)
-        tl.store(bracket + group * 3 + 1, width)
-        tl.store(bracket + group * 3 + 2, threshold)
+        tl.store(bracket + group * BRACKET + CENTRE, threshold)
+        tl.store(bracket + group * BRACKET + WIDTH, width)
+        tl.store(bracket + group * BRACKET + LAST, threshold)
         tl.store(row + MISSES, tl.load(row + MISSES) + 1)
         for number in tl.static_range(ROUNDS):
             tl.store(rows + number * DIGITS + tl.arange(0, DIGITS), tl.zeros([DIGITS], tl.int32))

@@ -9,6 +9,9 @@ from iterand.kernels.layers import floats, index_of
 # how often that was so.
 ABOVE, FOUND, NAN, FAILED, MISSES = (tl.constexpr(column) for column in range(5))
 COLUMNS = 6
+# Columns of a group's bracket: its centre, half its width, and the last threshold.
+CENTRE, WIDTH, LAST = (tl.constexpr(column) for column in range(3))
+BRACKET = tl.constexpr(3)
 
 
 @triton.jit
