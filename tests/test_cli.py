@@ -4,7 +4,9 @@ import json
 import os
 
 import pytest
+from typer.main import get_command
 
+from iterand.cli.main import app
 from iterand.experiments.report.formatting import size
 
 TINY = ["--set", "epochs=1", "--set", "batch_size=300"]
@@ -26,6 +28,26 @@ def test_train_evaluate_and_go_on(cli, tmp_path):
     assert code == 0
     assert "none ever trained" in out
     assert "beside" in out
+
+
+def commands(group, path=()):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), [pytest.param(*each, id=" ".join(each[0])) for each in commands(get_command(app))]
+)
+def test_help_is_shown_whole(cli, monkeypatch, path, command):
+    """Brackets would be taken for markup and swallowed."""
+    monkeypatch.setenv("COLUMNS", "300")
+    _, out, _ = cli(*path, "--help")
+    shown = " ".join(out.replace("│", " ").split())
+    for parameter in command.params:
+        assert " ".join((parameter.help or "").split()) in shown
 
 
 def test_default_folder(cli, tmp_path):

@@ -85,6 +85,8 @@ def test_export_to_onnx(file, tmp_path):
         said("export", file, "--format", "onnx")
     with pytest.raises(ValueError, match="--input-shape is '1x8'; it must be whole numbers such as"):
         said("export", file, "--format", "onnx", "--input-shape", "1x8")
+    with pytest.raises(ValueError, match=r"--input-shape is '1,-1,8,8'; it must be .*, all above 0"):
+        said("export", file, "--format", "onnx", "--input-shape", "1,-1,8,8")
 
 
 def test_a_run_folder_is_compared_bit_for_bit(tmp_path):

@@ -125,6 +125,12 @@ def test_ranks_share_norms_whose_shift_is_masked():
     assert torch.equal(model[1].bias, layer.weight * layer.mask)
 
 
+@pytest.mark.parametrize("norm", [nn.Identity(), nn.BatchNorm1d(3, affine=False), nn.LayerNorm(3, bias=False)])
+def test_a_model_without_anything_to_shift_is_refused(norm):
+    with pytest.raises(ValueError, match="norms is 'shifted', but Sequential has no norm that adds anything"):
+        iterand.prune_(nn.Sequential(nn.Linear(4, 3), norm), 0.5, norms="shifted")
+
+
 def test_an_unknown_way_is_refused():
     with pytest.raises(ValueError, match="norms is 'random'; it must be one of fixed, shifted, keep"):
         iterand.prune_(network(), 0.5, norms="random")

@@ -119,6 +119,20 @@ def test_tables_and_failures(tmp_path, done):
     assert "a dry run, the numbers mean nothing" in call("digits", "--scale", "tiny", "--out", str(tmp_path)).stdout
 
 
+def test_the_caption_says_how_many_runs_there_are(tmp_path, monkeypatch):
+    def run_tasks(tasks, jobs, together=1):
+        for task in tasks:
+            lost = task.recipe.seed == 2 and task.recipe.method.name == "sgd"
+            yield Event("failed", task, {"error": "lost"}) if lost else Event("done", task, record(task, 10.0))
+
+    monkeypatch.setattr(reproduce, "run_tasks", run_tasks)
+    assert "n = 2 to 3" in call("digits", "--out", str(tmp_path)).stdout
+    monkeypatch.setattr(
+        reproduce, "run_tasks", lambda tasks, *_, **__: run_tasks(tasks[:1] + tasks[3:4] + tasks[6:7], 1)
+    )
+    assert call("digits", "--out", str(tmp_path)).stdout.rstrip().endswith("standard deviation, n = 1")
+
+
 def test_json_of_one_and_of_several(tmp_path, done):
     one = json.loads(call("large", "--out", str(tmp_path), "--profile", "text", "--json").stdout)
     assert (one["experiment"], one["profile"], len(one["cells"])) == ("large", "text", 4)

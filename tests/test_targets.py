@@ -171,6 +171,8 @@ def test_what_is_excluded_is_left_alone():
         ({"rank_by": "size"}, "rank_by is 'size'"),
         ({"allocation": "foo"}, "allocation is 'foo'; it must be one of uniform, erk"),
         ({"allocation": "foo", "ranking": "global"}, "allocation is 'foo'"),
+        ({"allocation": "erk", "ranking": "global"}, "allocation is 'erk', which needs ranking='layer'"),
+        ({"sparsity": 1.0, "ranking": "global"}, "so nothing to search; lower it"),
         ({"allocation": "foo", "sparsity": {"*": 0.5}}, "allocation is 'foo'"),
         ({"biases": "train"}, "biases is 'train'"),
         ({"norms": "free"}, "norms is 'free'"),

@@ -70,12 +70,14 @@ def prune_(
     for name, value, known in (
         ("ranking", ranking, RANKINGS),
         ("rank_by", rank_by, selection.RANK_BY),
-        ("allocation", allocation, sparsities.ALLOCATIONS if ranking == "layer" else ("uniform",)),
+        ("allocation", allocation, sparsities.ALLOCATIONS),
         ("biases", biases, ("zero", "keep")),
         ("norms", norms, NORMS),
     ):
         if value not in known:
             raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+    if allocation != "uniform" and ranking == "global":
+        raise ValueError(f"allocation is {allocation!r}, which needs ranking='layer'; set that, or leave it out")
     if share("floor", floor, "the share of its weights that a layer keeps") and ranking != "global":
         raise ValueError(f"floor is {floor!r}, which only counts with ranking='global'; set that, or leave floor out")
     for distribution in (weights, scores):
@@ -89,6 +91,8 @@ def prune_(
     overrides = overrides or {}
     left_out = _as_list(exclude)
     usual = ("weight", "shift") if norms == "shifted" else ("weight",)
+    if norms == "shifted" and not any(owner.kind == "shift" for owner in targets.owners(root)):
+        raise ValueError(f"norms is 'shifted', but {type(root).__name__} has no norm that adds anything; leave it out")
     chosen = targets.choose(root, None if include is None else _as_list(include), left_out, list(overrides), usual)
     alone = planning.own_sparsities(chosen, overrides)
     free = [name for name in chosen if name not in alone]

@@ -49,10 +49,9 @@ def refuse_empty(plan: Iterable[tuple[list[Owner], Settings, Ranking]], together
         elif group[0].kind != "shift" and selection.kept_count(count, settings.sparsity) == 0:
             raise ValueError(
                 f"sparsity {settings.sparsity:g} leaves none of the {count} weights of {settings.name!r}; "
-                "lower it, or give the layer an own one with overrides="
+                "lower it, rank over the whole network, or give the layer an own one with overrides="
             )
     kept = selection.kept_count(pooled, sparsity)
     if pooled and kept < max(floors, 1):
-        raise ValueError(
-            f"sparsity {sparsity:g} leaves {kept} of {pooled} weights, and floor= asks for {floors}; lower either"
-        )
+        asked = f"and floor= asks for {floors}; lower either" if floors else "so nothing to search; lower it"
+        raise ValueError(f"sparsity {sparsity:g} leaves {kept} of {pooled} weights, {asked}")

@@ -25,11 +25,11 @@ def bench(
     execution: Annotated[
         list[str] | None, typer.Option(help="For step: eager, or on a GPU 'compiled graph' and others; repeatable.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a step [128].")] = None,
-    precision: Annotated[str | None, typer.Option(help="float32 or bfloat16 [the recipe's; on a CPU float32].")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a step (128).")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32 or bfloat16 (the recipe's; on a CPU float32).")] = None,
     size: Annotated[list[int] | None, typer.Option(min=1, help="For select: scores in a tensor; repeatable.")] = None,
     examples: Annotated[
-        int | None, typer.Option(min=1, help="For augment and epoch: how many examples [all; on a CPU few].")
+        int | None, typer.Option(min=1, help="For augment and epoch: how many examples (all; on a CPU few).")
     ] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="How often each is measured.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",

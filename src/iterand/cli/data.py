@@ -21,7 +21,7 @@ from iterand.experiments.report.formatting import size
 app = typer.Typer(no_args_is_help=True, help="The data sets: what is there, bring one, check one, pack one.")
 
 Name = Annotated[str | None, typer.Argument(help=f"One of {', '.join(catalog.DATASETS)}; all if left out.")]
-DataDir = Annotated[Path | None, typer.Option(help=f"Where data sets lie [${VARIABLE}, else ./data].")]
+DataDir = Annotated[Path | None, typer.Option(help=f"Where data sets lie (${VARIABLE}, else ./data).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 

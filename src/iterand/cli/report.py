@@ -29,7 +29,7 @@ _PAGE = Path("report.html")
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with runs or with records of runs.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write [report.html; md and json: stdout].")
+        Path | None, typer.Option("--output", "-o", help="File to write (report.html; md and json: stdout).")
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="One page, Markdown tables, or JSON.")] = Format.HTML,
     profile: Annotated[str, typer.Option(help="Whose settings: paper, text or best.")] = "paper",

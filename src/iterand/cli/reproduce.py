@@ -47,19 +47,19 @@ def reproduce(
         str | None, typer.Option("--only", metavar="PATTERN", help="Cells, as EXPERIMENT/LABEL.")
     ] = None,
     scale: Annotated[str, typer.Option(help="full, or tiny for a dry run on a CPU.")] = "full",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell (as many as the paper).")] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes at a time [one on a GPU, else one a core].")
+        int | None, typer.Option(min=1, help="Processes at a time (one on a GPU, else one a core).")
     ] = None,
     together: Annotated[
-        int | None, typer.Option(min=1, max=STREAMS, help="Runs side by side in each of these [1].")
+        int | None, typer.Option(min=1, max=STREAMS, help="Runs side by side in each of these (1).")
     ] = None,
     engine: Annotated[str, typer.Option(help="local, or ray for the machines of a cluster.")] = "local",
     address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Ray cluster, or auto [one of this machine alone].")
+        str | None, typer.Option(metavar="HOST:PORT", help="Ray cluster, or auto (one of this machine alone).")
     ] = None,
     gpus_per_run: Annotated[
-        float | None, typer.Option(help="Share of a GPU a run gets with Ray [1, less if --jobs needs it].")
+        float | None, typer.Option(help="Share of a GPU a run gets with Ray (1, less if --jobs needs it).")
     ] = None,
     folder: Annotated[Path, typer.Option("--out", help="Folder of the runs.")] = Path("runs"),
     device: Device = "auto",
@@ -187,7 +187,8 @@ def _table(experiment: Experiment, cells: list[CellResult], scale: str) -> Table
     rows = [cell.summary() for cell in cells]
     columns = list(_OWN_COLUMNS)
     if not experiment.where and scale == "full":
-        table.caption = f"mean ± standard deviation, n = {max(row['n'] for row in rows)}"
+        counts = sorted({row["n"] for row in rows if row["n"]})
+        table.caption = f"mean ± standard deviation, n = {' to '.join(map(str, counts[:1] + counts[1:][-1:]))}"
     if experiment.where:  # cells of the paper
         columns = [f"{measured} ({unit})", "n", "paper", "ticket", _RANDOMIZATION]
         if not any(row["paper"] for row in rows):

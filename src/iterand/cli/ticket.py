@@ -13,7 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from iterand.cli.console import err, out, print_json
-from iterand.errors import TicketError
+from iterand.errors import IterandError, TicketError
 from iterand.experiments.report.formatting import size
 from iterand.files import atomic_write
 from iterand.masking import fold_
@@ -23,7 +23,7 @@ from iterand.ticket.accounting import Cost, cost
 app = typer.Typer(no_args_is_help=True, help="Look into a ticket, check it, unpack it.")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A ticket.")]
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="Where to [beside FILE].")]
+Output = Annotated[Path | None, typer.Option("-o", "--output", help="Where to (beside FILE).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -89,7 +89,7 @@ def export(
     to: Annotated[Format, typer.Option("--format", help="What to write.")],
     output: Output = None,
     input_shape: Annotated[
-        str | None, typer.Option(metavar="1,3,32,32", help="Shape of an input, for ONNX [that of the recipe's data].")
+        str | None, typer.Option(metavar="1,3,32,32", help="Shape of an input, for ONNX (that of the recipe's data).")
     ] = None,
     integers: Annotated[
         str, typer.Option(help="For ONNX: int4, or int8 for runtimes that know no 4-bit numbers.")
@@ -184,17 +184,21 @@ def _unpack(ticket: Ticket, target: Path) -> Path:
 
 def _example(ticket: Ticket, shape: str | None, data_dir: Path | None) -> tuple[Tensor, ...]:
     if shape is not None:
-        try:
-            batch, *rest = (int(part) for part in shape.split(","))
-        except ValueError:
-            raise ValueError(f"--input-shape is {shape!r}; it must be whole numbers such as 1,3,32,32") from None
+        parts = shape.split(",")
+        if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+            raise ValueError(f"--input-shape is {shape!r}; it must be whole numbers such as 1,3,32,32, all above 0")
+        batch, *rest = map(int, parts)
         return (torch.randn(max(batch, 2), *rest, generator=torch.Generator().manual_seed(0)),)
     from iterand.data import load_data
     from iterand.training import recipe_file
 
     if ticket.recipe is None or "data" not in ticket.recipe:
         raise ValueError("the ticket does not say which data its network takes; give --input-shape")
-    data = load_data(recipe_file.from_dict(ticket.recipe).data.name, torch.device("cpu"), data_dir)
+    name = recipe_file.from_dict(ticket.recipe).data.name
+    try:
+        data = load_data(name, torch.device("cpu"), data_dir)
+    except IterandError as error:
+        raise type(error)(f"{error}; or give --input-shape, which needs no data") from None
     return next(iter(data.test.batches(torch.arange(2), 2))).inputs
 
 

@@ -31,7 +31,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 def train(
     recipe: Annotated[str, typer.Argument(help="Name of a recipe, or path of a .toml file.")] = "digits",
     settings: Settings = None,
-    folder: Annotated[Path | None, typer.Option("--out", help="Folder of the run [runs/NAME-DIGEST].")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Folder of the run (runs/NAME-DIGEST).")] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew instead of going on.")] = False,

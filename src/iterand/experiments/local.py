@@ -6,6 +6,7 @@ a process that is killed, except those it shared.
 """
 
 import gc
+import logging
 import multiprocessing
 import signal
 import time
@@ -21,6 +22,8 @@ from iterand.experiments.task import Event, Task
 from iterand.training.interrupt import stop_request
 from iterand.training.recipe import NetworkRecipe
 from iterand.training.session import Session
+
+logger = logging.getLogger("iterand")
 
 
 @dataclass
@@ -106,6 +109,8 @@ def _listen(entry: _Running, running: list[_Running]) -> Iterator[Event]:
 
 def _stop(running: list[_Running]) -> None:
     """Let the runs save themselves; what does not end soon is ended."""
+    if running:
+        logger.warning("stopping: runs that go on are being saved")
     for entry in running:
         if entry.process.pid is not None:
             entry.process.terminate()  # SIGTERM: a run saves itself at the next step
@@ -113,7 +118,9 @@ def _stop(running: list[_Running]) -> None:
     deadline = time.monotonic() + 30
     for entry in running:
         entry.process.join(max(0.0, deadline - time.monotonic()))
-        entry.process.kill()
+        if entry.process.is_alive():
+            logger.warning("a run did not get to its next step within 30 s; it goes on from its last checkpoint")
+            entry.process.kill()
 
 
 class Reporter:
