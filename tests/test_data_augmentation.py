@@ -17,9 +17,10 @@ from iterand.data.boxes import resized_crop
 from iterand.data.images import ImageSplit
 from iterand.data.normalization import Normalizer
 from iterand.data.resampling import Resampler
-from iterand.data.views import crops, resized_crops, words_of
+from iterand.data.views import crops, outside_holes, resized_crops, words_of
 
 CPU = torch.device("cpu")
+NORMALIZER = Normalizer("imagenet", CPU)
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -139,6 +140,41 @@ class TestViews:
         assert together.tolist() == alone
 
 
+class TestHoles:
+    def test_against_a_loop(self):
+        found = outside_holes(words_of(torch.arange(60), words), 8)
+        for index, left in enumerate(found[:, 0].tolist()):
+            word = int(words(torch.tensor([index]))[3])
+            row, column = (word // 2**16) * 8 // 2**16, (word % 2**16) * 8 // 2**16
+            for y in range(8):
+                for x in range(8):
+                    hole = row - 2 <= y < row + 2 and column - 2 <= x < column + 2
+                    assert left[y][x] == (not hole)
+
+    def test_every_centre_is_equally_likely(self):
+        holes = ~outside_holes(words_of(torch.arange(64 * 500), seeded(0)), 8)[:, 0]
+        shown = torch.stack((holes.any(2).sum(1), holes.any(1).sum(1)))  # rows and columns of the hole that are inside
+        assert shown.min() == 2
+        assert shown.max() == 4
+        sizes = Counter(map(tuple, shown.T.tolist()))
+        for (high, wide), count in sizes.items():
+            ways = {2: 1, 3: 2, 4: 5}  # centres 0; 1 and 7; 2 to 6
+            assert count == pytest.approx(500 * ways[high] * ways[wide], rel=0.15)
+
+    def test_a_cut_out_batch_is_the_cropped_one_with_holes_of_zero(self):
+        images, labels, order = made_up(40), torch.arange(40) % 10, torch.arange(40)
+        plain, holed = (
+            torch.cat(
+                [batch.inputs[0] for batch in ImageSplit(images, labels, NORMALIZER, name).batches(order, 7, words)]
+            )
+            for name in ("crop", "crop_cutout")
+        )
+        left = outside_holes(words_of(order, words), 32).expand_as(plain)
+        assert torch.equal(holed[left], plain[left])
+        assert bool((holed[~left] == 0).all())
+        assert 0.1 < float((~left).float().mean()) < 0.25
+
+
 class TestResampling:
     def test_against_fractions(self):
         side, padding = 6, 2
@@ -202,7 +238,7 @@ class TestBatches:
                     expected = (pixel / 255 - MEAN[channel]) / DEVIATION[channel]
                     assert float(images[row, channel, y, x]) == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
-    @pytest.mark.parametrize("split", ["crop", "resized_crop"], indirect=True)
+    @pytest.mark.parametrize("split", ["crop", "crop_cutout", "resized_crop"], indirect=True)
     def test_an_example_is_augmented_alike_in_any_batch(self, split):
         order = torch.randperm(300, generator=torch.Generator().manual_seed(0))
         small = torch.cat([batch.inputs[0] for batch in split.batches(order, 7, words)])
@@ -214,7 +250,7 @@ class TestBatches:
         assert sizes == [128, 128, 44]
         assert list(split.batches(torch.arange(0), 128, words)) == []
 
-    @pytest.mark.parametrize("split", ["none", "crop", "resized_crop"], indirect=True)
+    @pytest.mark.parametrize("split", ["none", "crop", "crop_cutout", "resized_crop"], indirect=True)
     def test_without_random_words_nothing_is_augmented(self, split):
         (images,) = next(iter(split.batches(torch.arange(10), 10))).inputs
         assert torch.equal(pixels(images), split.images[:10])
@@ -224,6 +260,7 @@ class TestBatches:
         [
             ("none", "49dd3ff657c926e4"),
             ("crop", "356b6b0ac76b44e5"),
+            ("crop_cutout", "fd2caef6f54cc6df"),
             ("resized_crop", "e6f65e7743aa739f"),
         ],
         indirect=["split"],
@@ -243,7 +280,7 @@ def pixels(images):
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-@pytest.mark.parametrize("augmentation", ["none", "crop", "resized_crop"])
+@pytest.mark.parametrize("augmentation", ["none", "crop", "crop_cutout", "resized_crop"])
 @pytest.mark.parametrize("precision", ["highest", "medium"])
 def test_a_gpu_gives_the_same_bits(augmentation, precision):
     images, labels, order = made_up(5000), torch.arange(5000) % 10, torch.randperm(5000)

@@ -255,7 +255,7 @@ class TestPickles:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"augmentation": "croop"}, "augmentation is 'croop'; cifar10 knows none, crop, resized_crop"),
+        ({"augmentation": "croop"}, "augmentation is 'croop'; cifar10 knows none, crop, crop_cutout, resized_crop"),
         ({"normalization": "zero"}, "normalization is 'zero'; cifar10 knows default, imagenet, cifar10"),
         ({"limit": 0}, "limit is 0; it is how many examples of each part to use, at least 1"),
         ({"limit": -3}, "limit is -3"),

@@ -119,13 +119,20 @@ def _on_device(layers: Sequence[MaskedLayer]) -> bool:
 
 @torch.no_grad()
 def _randomize_on_device_(layers: Sequence[MaskedLayer], threshold: int, negative: bool, follow: bool) -> None:
-    """All layers in one launch; the host does not wait, so scores that are NaN do not raise here."""
+    """The cut, then all layers in one launch; the host does not wait, so scores that are NaN do not raise here."""
+    found = selection_on_device([layer.parametrization for layer in layers])
+    found.find()
+    redraw_on_device_(layers, found, threshold, negative, follow)
+
+
+def redraw_on_device_(
+    layers: Sequence[MaskedLayer], found: Any, threshold: int, negative: bool = False, follow: bool = False
+) -> None:
+    """Redraw what cuts that were found prune, all layers in one launch."""
     from iterand.kernels import cuts
     from iterand.kernels.layers import sent
 
     masks = [layer.parametrization for layer in layers]
-    found = selection_on_device(masks)
-    found.find()
     origins = [
         (*mask.key, cast(int, mask.distribution.kind), mask.distribution.unit32(mask.settings.fan_in)) for mask in masks
     ]

@@ -3,16 +3,18 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
+from iterand import philox
 from iterand.benchmarks.options import Options
 from iterand.benchmarks.subjects import subject
 from iterand.benchmarks.table import Notify, Row, Table, attempt
 from iterand.benchmarks.timing import Work, one_by_one, spread
 from iterand.distributions import normal_levels
 from iterand.masking import MaskedLayer, masked_layers, prune_
-from iterand.randomization import randomize_
+from iterand.parametrization import selection_on_device
+from iterand.randomization import randomize_, redraw_on_device_
 from iterand.selection import HAS_TRITON
+from iterand.training.trainable import in_order_of_weights_
 
 _RATE = 0.1
 
@@ -22,7 +24,8 @@ def measure(options: Options, notify: Notify) -> Table:
     table = Table(
         "randomize",
         [
-            f"'randomize' is a round at r = {_RATE}, the cut included; host milliseconds are until the call returns.",
+            f"'randomize' is a round at r = {_RATE}; 'redraw' is what comes after its cut, in one launch.",
+            "All lies in the order of the weights, as in training; host milliseconds are until the call returns.",
             "'regenerate' writes all weights as their draws say, 'copy' as a stored copy says.",
         ],
     )
@@ -41,9 +44,11 @@ def _rows(name: str, options: Options, notify: Notify) -> list[Row]:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     prune_(model, recipe.method.sparsity, weights=recipe.method.weight_distribution)
     layers = list(masked_layers(model).values())
+    in_order_of_weights_(layers)
     weights = sum(layer.weight.numel() for layer in layers)
     works: dict[str, Callable[[], Work]] = {
         "randomize": lambda: lambda: randomize_(model, _RATE),
+        **({"redraw": lambda: _redraw(layers)} if _has_kernels(device) else {}),
         "regenerate": lambda: _regenerate(layers),
         "copy": lambda: _copy(layers),
     }
@@ -65,25 +70,27 @@ def _rows(name: str, options: Options, notify: Notify) -> list[Row]:
     return rows
 
 
+def _has_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and HAS_TRITON
+
+
+def _redraw(layers: list[MaskedLayer]) -> Work:
+    found = selection_on_device([layer.parametrization for layer in layers])
+    found.find()
+    return lambda: redraw_on_device_(layers, found, philox.coin_threshold(_RATE))
+
+
 def _regenerate(layers: list[MaskedLayer]) -> Work:
     masks, weights = [layer.parametrization for layer in layers], [layer.weight.detach() for layer in layers]
-    if weights[0].is_cuda and HAS_TRITON:
+    if _has_kernels(weights[0].device):
         from iterand.kernels.randomization import Regeneration
 
-        # In the order of the weights, as a training run has them.
-        draws = [torch.empty_like(weight, dtype=layer.draw.dtype) for layer, weight in zip(layers, weights)]
-        for draw, layer in zip(draws, layers):
-            draw.copy_(layer.draw)
+        draws = [layer.draw for layer in layers]
         origins = [
             (*mask.key, mask.distribution.kind or 0, mask.distribution.unit32(mask.settings.fan_in)) for mask in masks
         ]
         regeneration = Regeneration(weights, draws, origins, normal_levels(weights[0].device))
-
-        def run() -> list[Tensor]:
-            regeneration.run()
-            return draws  # kernels read them by their addresses, so they must stay
-
-        return run
+        return regeneration.run
 
     def write() -> None:
         for mask, weight in zip(masks, weights):

@@ -9,7 +9,7 @@ from torch import Tensor
 from iterand.data.dataset import Batch, Random
 from iterand.data.normalization import Normalizer
 from iterand.data.resampling import Resampler
-from iterand.data.views import crops, resized_crops, words_of
+from iterand.data.views import crops, outside_holes, resized_crops, words_of
 
 PADDING = 4
 """Black pixels around an image before it is cropped."""
@@ -18,7 +18,7 @@ _AT_A_TIME = 1024  # images augmented together on a GPU, where launching the wor
 
 
 class ImageSplit:
-    """Square images [examples, channel, side, side]; ``augmentation`` is none, crop or resized_crop."""
+    """Square images [examples, channel, side, side]; ``augmentation`` is none, crop, crop_cutout or resized_crop."""
 
     def __init__(self, images: Tensor, labels: Tensor, normalize: Normalizer, augmentation: str) -> None:
         self.images = images
@@ -34,24 +34,23 @@ class ImageSplit:
     def batches(self, order: Tensor, size: int, random: Random | None = None) -> Iterator[Batch]:
         """Batches of normalised float32 images; nothing in here waits for the device but the copy of ``order``."""
         order = order.to(self.labels.device)
-        views = None if random is None else self._views(order, random)
+        words = None if random is None or self._resample is None else words_of(order, random)
+        views = None if words is None else self._views(words)
         together = size * math.ceil(_AT_A_TIME / size) if order.is_cuda else size
         for start in range(0, len(order), together):
             index = order[start : start + together]
             pixels = self.images[index]
             if self._resample is not None and views is not None:
                 pixels = self._resample(pixels, views[start : start + together])
-            images = torch.split(self._normalize(pixels), size)
-            for image, label in zip(images, torch.split(self.labels[index], size)):
+            images = self._normalize(pixels)
+            if words is not None and self._augmentation == "crop_cutout":
+                images *= outside_holes(words[start : start + together], self._side)
+            for image, label in zip(torch.split(images, size), torch.split(self.labels[index], size)):
                 yield Batch((image,), label)
 
-    def _views(self, order: Tensor, random: Random) -> Tensor | None:
+    def _views(self, words: Tensor) -> Tensor:
         """The views of all examples of the order, drawn at once."""
         framed = self._side + 2 * PADDING
-        match self._augmentation:
-            case "crop":
-                return crops(words_of(order, random), framed, framed, self._side)
-            case "resized_crop":
-                return resized_crops(words_of(order, random), framed, framed)
-            case _:
-                return None
+        if self._augmentation == "resized_crop":
+            return resized_crops(words, framed, framed)
+        return crops(words, framed, framed, self._side)

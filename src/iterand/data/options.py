@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from iterand.data.normalization import NORMALIZATIONS as STATISTICS
 
-AUGMENTATIONS = ("none", "crop", "resized_crop")
+AUGMENTATIONS = ("none", "crop", "crop_cutout", "resized_crop")
 NORMALIZATIONS = ("default", *STATISTICS)
 
 

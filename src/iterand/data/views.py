@@ -17,7 +17,8 @@ from iterand.data.dataset import Random
 def words_of(index: Tensor, random: Random) -> Tensor:
     """The random words of each example that a view may need, [examples, words].
 
-    Word 0 decides the flip, word 1 the top and word 2 the left edge of the box, word 4 + k the shape of attempt k.
+    Word 0 decides the flip, word 1 the top and word 2 the left edge of the box, word 3 the place of a hole,
+    word 4 + k the shape of attempt k.
     """
     blocks = torch.arange(1 + math.ceil(ATTEMPTS / 4), device=index.device) << 32
     words = random((index[:, None] + blocks).flatten())
@@ -53,6 +54,19 @@ def resized_crops(words: Tensor, height: int, width: int) -> Tensor:
     top = torch.where(some, placed[:, 0], (height - middle_height) // 2)
     left = torch.where(some, placed[:, 1], (width - middle_width) // 2)
     return torch.stack((top, left, *placed.unbind(1)[2:]), dim=1)
+
+
+def outside_holes(words: Tensor, size: int) -> Tensor:
+    """What is left of views of ``size``² without a square of half their side, [examples, 1, size, size] of booleans.
+
+    Its centre may be any pixel (DeVries and Taylor 2017), so that up to three quarters of it lie outside.
+    """
+    pixels = torch.arange(size, device=words.device)
+    inside = []
+    for centre in ((words[:, 3] >> 16) * size >> 16, (words[:, 3] & (SIXTEEN - 1)) * size >> 16):
+        start = centre[:, None] - size // 4
+        inside.append((pixels >= start) & (pixels < start + size // 2))
+    return ~(inside[0][:, None, :, None] & inside[1][:, None, None, :])
 
 
 def _placed(words: Tensor, height: int, width: int, box_height: Tensor, box_width: Tensor) -> Tensor:
