@@ -20,8 +20,8 @@ from iterand.kernels.layers import EXACT
 
 INTEGERS = {"owner", "halves", "any_failed", "keys", "digits", "normal"}
 FLOATS = {"sums", "first_thresholds", "thresholds", "bracket", "learning_rate"}
-SCALARS = {"blocks": "i32", "pixels": "i32", "parts": "i32", "count": "i32", "coin": "i64", "momentum": "fp32",
-           "weight_decay": "fp32"}
+SCALARS = {"blocks": "i32", "pixels": "i32", "parts": "i32", "count": "i32", "number": "i32", "coin": "i64",
+           "momentum": "fp32", "weight_decay": "fp32"}
 SIZES = {"CANDIDATES": 8192, "WANTED": 512, "BLOCK": 1024, "PARTS": 4, "TILE": 32, "OTHERS": 128, "ROUNDS": 6,
          "DIGITS": 2048}
 
@@ -53,8 +53,8 @@ found = {
     "collect": compiled(bracket.collect, MAGNITUDE=False, FIRST=False),
     "collect, floors": compiled(bracket.collect, MAGNITUDE=True, FIRST=True),
     "compare": compiled(bracket.compare),
-    "digits of scores": compiled(digits.count_digits, ROUND=1, MAGNITUDE=False, FIRST=False),
-    "digits of indices": compiled(digits.count_digits, ROUND=4, MAGNITUDE=True, FIRST=True),
+    "digits of scores": compiled(digits.count_digits, INDICES=False, MAGNITUDE=False, FIRST=False),
+    "digits of indices": compiled(digits.count_digits, INDICES=True, MAGNITUDE=True, FIRST=True),
     "settle": compiled(digits.settle),
     "apply": compiled(masking._apply, MAGNITUDE=False),
     "update": compiled(masking._update, MAGNITUDE=True, DECAYS=True, MOVES=True),

@@ -60,9 +60,9 @@ def collect(
         fit = (many <= BLOCK * PARTS // 8) | (tl.load(table + layer * 4) <= 8 * CANDIDATES)
         slot = tl.atomic_add(row + FOUND, tl.where(fit, many, CANDIDATES + 1), sem="relaxed") - 1
         if fit:
-            for part in tl.static_range(PARTS):
-                exists = lane < left - part * BLOCK
-                at = start + part * BLOCK
+            for again in range(0, PARTS):
+                exists = lane < left - again * BLOCK
+                at = start + again * BLOCK
                 key, _ = ranked(
                     scores, table, layer, at, lane, exists, first_thresholds, first_lasts, MAGNITUDE, FIRST
                 )  # fmt: skip
@@ -70,7 +70,7 @@ def collect(
                 own = slot + tl.cumsum(inside.to(tl.int32), 0)
                 fits = inside & (own < CANDIDATES)
                 tl.store(keys + group * CANDIDATES + own, key, mask=fits)
-                place = program.to(tl.int64) * (BLOCK * PARTS) + part * BLOCK + lane
+                place = program.to(tl.int64) * (BLOCK * PARTS) + again * BLOCK + lane
                 tl.store(places + group * CANDIDATES + own, place, mask=fits)
                 slot += tl.sum(inside.to(tl.int32), 0)
 

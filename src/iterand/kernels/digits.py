@@ -23,19 +23,20 @@ from iterand.kernels.ranking import (
 
 
 @triton.jit
-def _digit(key, index, ROUND: tl.constexpr):
+def _shift(number):
+    """How far a digit of a key lies from its end: those of the last round are ten bits."""
+    return tl.maximum(21 - 11 * number, 0)
+
+
+@triton.jit
+def _digit(key, index, number, INDICES: tl.constexpr):
     """Eleven bits of (key, index) in the order in which scores are kept; the later the round, the lower the bits."""
-    if ROUND < 3:
-        shifted = (key ^ -2147483648).to(tl.uint32, bitcast=True)
-        if ROUND == 0:
-            digit = shifted >> 21
-        elif ROUND == 1:
-            digit = (shifted >> 10) & 2047
-        else:
-            digit = shifted & 1023
-    else:
-        digit = (0x1FFFFFFFF - index) >> (11 * (5 - ROUND)) & 2047
-    return digit.to(tl.int32)
+    shifted = (key ^ -2147483648).to(tl.uint32, bitcast=True) >> _shift(number)
+    digit = (shifted & tl.where(number == 2, 1023, 2047)).to(tl.int32)
+    if INDICES:
+        of_index = (0x1FFFFFFFF - index) >> (11 * tl.minimum(5 - number, 2)) & 2047
+        digit = tl.where(number < 3, digit, of_index.to(tl.int32))
+    return digit
 
 
 @triton.jit
@@ -50,14 +51,17 @@ def _chosen_digit(digits, need, DIGITS: tl.constexpr):
     return chosen, need - tl.sum(tl.where(here, down, 0), 0), tl.sum(tl.where(here, count, 0), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["number"])
 def count_digits(
     owner, table, scores, members, first_thresholds, first_lasts, ranges,
-    kept, numbers, any_failed, digits, blocks,
-    ROUND: tl.constexpr, ROUNDS: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr,
+    kept, numbers, any_failed, digits, blocks, number,
+    INDICES: tl.constexpr, ROUNDS: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr,
     MAGNITUDE: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Count the digits of a round among the scores whose digits before are those of the cut."""
+    """Count the digits of a round among the scores whose digits before are those of the cut.
+
+    The round is no constant, so that two kernels are compiled and not six: one for scores, one for ``INDICES`` too.
+    """
     if tl.load(any_failed) != 0:
         share = tl.cdiv(blocks, tl.num_programs(0))
         begin = tl.program_id(0) * share
@@ -67,19 +71,19 @@ def count_digits(
             exists = lane < left
             group = tl.load(members + layer * 2)
             if tl.load(numbers + group * 6 + FAILED) != 0:
-                key, _ = ranked(
+                key, _nan = ranked(
                     scores, table, layer, start, lane, exists, first_thresholds, first_lasts, MAGNITUDE, FIRST
                 )  # fmt: skip
                 index = lane
-                if ROUND >= 3:
+                if INDICES:
                     index = index_of(table, layer, start, lane) + tl.load(members + layer * 2 + 1)
                 need = kept_of(ranges, kept, group)
                 rows = digits + group * (ROUNDS * DIGITS)
-                for number in tl.static_range(ROUND):
-                    chosen, need, _ = _chosen_digit(rows + number * DIGITS, need, DIGITS)
-                    exists = exists & (_digit(key, index, number) == chosen)
-                digit = tl.where(exists, _digit(key, index, ROUND), 0)
-                place = rows + ROUND * DIGITS
+                for before in range(0, number):
+                    chosen, need, _many = _chosen_digit(rows + before * DIGITS, need, DIGITS)
+                    exists = exists & (_digit(key, index, before, INDICES) == chosen)
+                digit = tl.where(exists, _digit(key, index, number, INDICES), 0)
+                place = rows + number * DIGITS
                 many = tl.sum(exists.to(tl.int32), 0)
                 if many > BLOCK // 8:
                     count = tl.histogram(digit, DIGITS)
@@ -104,21 +108,23 @@ def settle(
     elif tl.load(row + FAILED) != 0:
         rows = digits + group * (ROUNDS * DIGITS)
         high, need, many = _chosen_digit(rows, need, DIGITS)
-        middle, need, _ = _chosen_digit(rows + DIGITS, need, DIGITS)
-        low, need, _ = _chosen_digit(rows + 2 * DIGITS, need, DIGITS)
+        high = high << 21
+        key = high ^ -2147483648
+        for number in range(1, 3):
+            digit, need, _many = _chosen_digit(rows + number * DIGITS, need, DIGITS)
+            key |= digit << _shift(number)
         index = 0x1FFFFFFFF + need - need
-        for number in tl.static_range(3, ROUNDS):
-            digit, need, _ = _chosen_digit(rows + number * DIGITS, need, DIGITS)
+        for number in range(3, ROUNDS):
+            digit, need, _many = _chosen_digit(rows + number * DIGITS, need, DIGITS)
             index -= digit.to(tl.int64) << (11 * (5 - number))
-        key = ((high << 21) | (middle << 10) | low) ^ -2147483648
         threshold = unordered(key)
         if key == 0x7FFFFFFF:
             write_nothing(ranges, group, thresholds, lasts)
         else:
             write_cut(members, ranges, group, threshold, index, thresholds, lasts)
         # As wide as holds the wanted number, if scores lie as densely as around their first digit.
-        bottom = unordered((high << 21) ^ -2147483648)
-        top = unordered(((high << 21) | 0x1FFFFF) ^ -2147483648)
+        bottom = unordered(high ^ -2147483648)
+        top = unordered((high | 0x1FFFFF) ^ -2147483648)
         width = (top - bottom) * (0.5 * WANTED / many.to(tl.float32))
         moved = tl.abs(threshold - tl.load(bracket + group * BRACKET + CENTRE))
         if tl.load(row + MISSES) > 0:  # there was a cut before
@@ -127,7 +133,7 @@ def settle(
         tl.store(bracket + group * BRACKET + WIDTH, width)
         tl.store(bracket + group * BRACKET + LAST, threshold)
         tl.store(row + MISSES, tl.load(row + MISSES) + 1)
-        for number in tl.static_range(ROUNDS):
+        for number in range(0, ROUNDS):
             tl.store(rows + number * DIGITS + tl.arange(0, DIGITS), tl.zeros([DIGITS], tl.int32))
     if tl.load(row + NAN) != 0:
         write_cut(members, ranges, group, float("nan"), 0, thresholds, lasts)

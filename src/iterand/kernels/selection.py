@@ -93,7 +93,7 @@ class Selection:
         for number in range(_ROUNDS):
             count_digits[(programs,)](
                 *places, *first, self._ranges, self._kept, self._numbers, self._any_failed, self._digits,
-                layers.blocks, ROUND=number, ROUNDS=_ROUNDS, DIGITS=_DIGITS, **options,
+                layers.blocks, number, INDICES=number >= 3, ROUNDS=_ROUNDS, DIGITS=_DIGITS, **options,
             )  # fmt: skip
         settle[(self._groups,)](
             self._members, self._ranges, self._kept, self._bracket, self._numbers, self._any_failed, self._digits,
