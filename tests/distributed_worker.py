@@ -37,6 +37,7 @@ RECIPES = {
     "batch norm": [
         *("data.name=cifar10", "data.augmentation=crop", "data.limit=60"),
         *("network.name=resnet20", "batch_size=21", "period=1", "drop_last=false"),
+        "norm_statistics=recomputed",
     ],
 }
 

@@ -61,7 +61,8 @@ def test_a_graph_does_what_the_plain_step_does(deterministic, method, precision)
 
     found = []
     for fused in (False, True):
-        small = ["width_factor=0.5", "epochs=4", "batch_size=64"]
+        # In bfloat16 and channels last some convolutions are our own, with sums in another order.
+        small = ["width_factor=0.5", "epochs=4", "batch_size=64", "channels_last=false"]
         session = session_of("conv6", [f"method.name={method}", f"precision={precision}", *small])
         step = FusedStep(session, compile=False, graph=True) if fused else EagerStep(session)
         for batch in (*batches(7), *batches(1, size=20)):

@@ -41,7 +41,7 @@ def _text(recipe: Recipe) -> list[str]:
 
 def _best(recipe: Recipe) -> list[str]:
     """What docs/beyond.md recommends; Conv6 has no batch norm to even out layers of different density."""
-    changes = ["augmentation=crop"] if _authors_cifar10(recipe) else []
+    changes = ["augmentation=crop_cutout"] if _authors_cifar10(recipe) else []
     if recipe.data.name != "cifar10" or recipe.method.trains_weights:
         return changes
     if recipe.method.name == "iterand":
@@ -51,7 +51,12 @@ def _best(recipe: Recipe) -> list[str]:
     if recipe.network.name != "conv6":
         changes += ["ranking=global", "norms=shifted", "sparsity_schedule=cubic", "sparsity_schedule_share=0.5"]
         changes += ["learning_rate.initial=0.5", "learning_rate.schedule=cosine", "weight_decay=1e-4"]
+        if recipe.network.name in _OPENLTH:
+            changes.append("norm_statistics=recomputed")
     return changes
+
+
+_OPENLTH = ("vgg11", "resnet20")  # the others were not tried with it
 
 
 def _authors_cifar10(recipe: Recipe) -> bool:

@@ -10,9 +10,9 @@ from iterand.kernels.ranking import (
     CENTRE,
     FAILED,
     FOUND,
-    LAST,
     NAN,
     WIDTH,
+    aim,
     kept_of,
     ordered,
     ranked,
@@ -140,13 +140,10 @@ def compare(
                 else:
                     last = tl.max(tl.where(chosen, index, 0), 0)
                     write_cut(members, ranges, group, threshold, last, thresholds, lasts)
-                # Thresholds drift: the next one is expected as far from this one as this from the last.
                 bracket += group * BRACKET
-                drift = threshold - tl.load(bracket + LAST)
                 width = tl.load(bracket + WIDTH)
                 error = tl.abs(threshold - tl.load(bracket + CENTRE))
                 share = found.to(tl.float32)
                 wanted = tl.minimum(tl.maximum(width * (WANTED / share), 4 * error), width * (0.7 * CANDIDATES / share))
-                tl.store(bracket + CENTRE, threshold + tl.where(tl.abs(drift) < float("inf"), drift, 0.0))
                 tl.store(bracket + WIDTH, wanted)
-                tl.store(bracket + LAST, threshold)
+                aim(bracket, threshold)

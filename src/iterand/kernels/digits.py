@@ -10,10 +10,10 @@ from iterand.kernels.ranking import (
     CENTRE,
     FAILED,
     FOUND,
-    LAST,
     MISSES,
     NAN,
     WIDTH,
+    aim,
     kept_of,
     ranked,
     unordered,
@@ -126,12 +126,12 @@ def settle(
         bottom = unordered(high ^ -2147483648)
         top = unordered((high | 0x1FFFFF) ^ -2147483648)
         width = (top - bottom) * (0.5 * WANTED / many.to(tl.float32))
-        moved = tl.abs(threshold - tl.load(bracket + group * BRACKET + CENTRE))
+        bracket += group * BRACKET
+        moved = tl.abs(threshold - tl.load(bracket + CENTRE))
         if tl.load(row + MISSES) > 0:  # there was a cut before
             width = tl.minimum(tl.maximum(width, 2 * moved), width * (0.5 * CANDIDATES / WANTED))
-        tl.store(bracket + group * BRACKET + CENTRE, threshold)
-        tl.store(bracket + group * BRACKET + WIDTH, width)
-        tl.store(bracket + group * BRACKET + LAST, threshold)
+        tl.store(bracket + WIDTH, width)
+        aim(bracket, threshold)
         tl.store(row + MISSES, tl.load(row + MISSES) + 1)
         for number in range(0, ROUNDS):
             tl.store(rows + number * DIGITS + tl.arange(0, DIGITS), tl.zeros([DIGITS], tl.int32))

@@ -9,9 +9,9 @@ from iterand.kernels.layers import floats, index_of
 # how often that was so.
 ABOVE, FOUND, NAN, FAILED, MISSES = (tl.constexpr(column) for column in range(5))
 COLUMNS = 6
-# Columns of a group's bracket: its centre, half its width, and the last threshold.
-CENTRE, WIDTH, LAST = (tl.constexpr(column) for column in range(3))
-BRACKET = tl.constexpr(3)
+# Columns of a group's bracket: its centre, half its width, the last threshold, and its distance from the one before.
+CENTRE, WIDTH, LAST, DRIFT = (tl.constexpr(column) for column in range(4))
+BRACKET = tl.constexpr(4)
 
 
 @triton.jit
@@ -89,3 +89,14 @@ def write_nothing(ranges, group, thresholds, lasts):
     for member in range(first, first + tl.load(ranges + group * 2 + 1)):
         tl.store(thresholds + member, float("inf"))
         tl.store(lasts + member, -1)
+
+
+@triton.jit
+def aim(bracket, threshold):
+    """Centre a bracket where the next threshold is expected: they drift, but one that jumped does not go on jumping."""
+    drift = threshold - tl.load(bracket + LAST)
+    before = tl.load(bracket + DRIFT)
+    less = tl.where(tl.abs(drift) < tl.abs(before), drift, before)
+    tl.store(bracket + CENTRE, threshold + tl.where(drift * before > 0, less, 0.0))
+    tl.store(bracket + LAST, threshold)
+    tl.store(bracket + DRIFT, drift)

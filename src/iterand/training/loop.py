@@ -11,6 +11,7 @@ from iterand.errors import IterandError
 from iterand.training.folder import RunFolder
 from iterand.training.interrupt import Interrupted, StopRequest
 from iterand.training.learning_rate import learning_rate
+from iterand.training.norm_statistics import recompute_norms_
 from iterand.training.recipe import Recipe
 from iterand.training.session import Session
 from iterand.training.steps import Step
@@ -72,6 +73,9 @@ def train(
             if stop:
                 raise Interrupted
             yield
+        last = session.epoch + 1 == recipe.training.epochs
+        if last and recipe.training.norm_statistics == "recomputed":
+            recompute_norms_(session, _batches(session, data.train, recipe.training.epochs))
         ranks.compare(session.model, f"after epoch {session.epoch + 1}")
         measured = step.evaluate(data.validation)
         yield  # others may give the device work before this run waits for it
@@ -79,7 +83,6 @@ def train(
         session.seconds = time.monotonic() - started
         folder.log(metrics)
         observer.epoch(session, metrics)
-        last = session.epoch == recipe.training.epochs
         if session.epoch == 1 or last or saving.due():
             saving.save()
 
@@ -108,10 +111,15 @@ def _begin_epoch(session: Session, split: Split) -> Iterator[Batch]:
     recipe = session.recipe
     rate = learning_rate(recipe.learning_rate, session.epoch % recipe.phase_epochs, recipe.phase_epochs)
     session.set_learning_rate(rate)
-    size, epoch = recipe.training.batch_size, session.epoch
+    return _batches(session, split, session.epoch, session.step)
+
+
+def _batches(session: Session, split: Split, epoch: int, first: int = 0) -> Iterator[Batch]:
+    """This rank's part of the batches of an epoch, from one of them on."""
+    recipe, size = session.recipe, session.recipe.training.batch_size
     order = philox.permutation(len(split), philox.key(recipe.seed, "data order"), epoch, session.device)
     key = philox.key(recipe.seed, "augmentation")
-    left = order[session.step * size : session.steps_per_epoch * size]
+    left = order[first * size : session.steps_per_epoch * size]
     return session.ranks.batches(split, left, size, lambda index: philox.philox(index, epoch, key, philox.DATA))
 
 

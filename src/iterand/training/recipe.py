@@ -121,6 +121,8 @@ class TrainingRecipe:
     batch_size: int = _number(64, 1)
     precision: str = _choice("float32", *PRECISIONS)
     channels_last: bool = False
+    norm_statistics: str = _choice("running", "running", "recomputed")
+    """Of batch norms: running averages, or those of the final network over the training examples."""
     threads: int = _number(0, 0)
     """How many threads on a CPU, since sums depend on it; 0 for as many as there are cores."""
 

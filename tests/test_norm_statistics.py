@@ -1,0 +1,83 @@
+"""Statistics of batch norms that are those of the network that was found."""
+
+import pytest
+import torch
+
+from iterand.data import Batch, cifar10
+from iterand.experiments.running import run
+from iterand.networks import build_network
+from iterand.training import checkpoint, recipe_file
+from iterand.training.folder import RunFolder
+from iterand.training.norm_statistics import recompute_norms_
+from iterand.training.recipe import Recipe
+from iterand.training.session import Session
+from iterand.training.steps import EagerStep
+from made_up_data import cifar_records, write_cifar_binary
+
+CPU = torch.device("cpu")
+
+
+def session_of(*settings):
+    base = ["network.name=resnet20", "width_factor=0.25", "batch_size=8", "learning_rate.initial=0.5", "period=2"]
+    recipe = recipe_file.override(Recipe(name="x"), [*base, *settings])
+    session = Session(recipe, build_network("resnet20", width_factor=0.25, classes=10, seed=0), 4, CPU)
+    session.set_learning_rate(0.5)
+    return session
+
+
+def batches(count):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        yield Batch((torch.randn(8, 3, 32, 32, generator=generator),), torch.arange(8) % 10)
+
+
+@pytest.mark.parametrize("norms", ["fixed", "shifted"])
+def test_they_are_plain_means_over_the_batches(norms):
+    session = session_of(f"norms={norms}")
+    step = EagerStep(session)
+    for batch in batches(3):
+        step.train(batch)
+        session.advance(8)
+    before = {name: value.clone() for name, value in session.model.state_dict().items()}
+    norm = last_norm(session.model)
+    inputs = []
+    handle = norm.register_forward_pre_hook(lambda module, given: inputs.append(given[0]))
+    recompute_norms_(session, batches(4))
+    handle.remove()
+    means = torch.stack([one.mean((0, 2, 3)) for one in inputs]).mean(0)
+    variances = torch.stack([one.var((0, 2, 3), unbiased=True) for one in inputs]).mean(0)
+    torch.testing.assert_close(norm.running_mean, means)
+    torch.testing.assert_close(norm.running_var, variances)
+    assert norm.num_batches_tracked == 4
+    assert norm.momentum == 0.1
+    for name, value in session.model.state_dict().items():
+        assert torch.equal(value, before[name]) != ("running" in name or "tracked" in name), name
+
+
+def last_norm(model):
+    return [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)][-1]
+
+
+def test_a_network_without_norms_is_not_run():
+    session = Session(Recipe(name="x"), build_network("digits_conv", classes=10, seed=0), 4, CPU)
+    left = batches(2)
+    recompute_norms_(session, left)
+    assert len(list(left)) == 2
+
+
+def test_a_run_differs_in_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar10, "RECORDS", 40)
+    write_cifar_binary(tmp_path, cifar_records(40))
+    settings = ["data.name=cifar10", "data.augmentation=crop", "network.name=resnet20", "width_factor=0.25"]
+    settings += ["epochs=2", "batch_size=30", "period=3", "learning_rate.initial=0.5"]
+    found, records = {}, {}
+    for way in ("running", "recomputed"):
+        recipe = recipe_file.override(Recipe(name="x"), [*settings, f"norm_statistics={way}"])
+        records[way] = run(recipe, RunFolder(tmp_path / way), device=CPU, data_dir=tmp_path)
+        found[way] = checkpoint.read(tmp_path / way).tensors
+    assert records["running"]["metrics"][0] == records["recomputed"]["metrics"][0]
+    running, recomputed = (records[way]["metrics"][1] for way in ("running", "recomputed"))
+    assert running["train_loss"] == recomputed["train_loss"]
+    assert running["validation_loss"] != recomputed["validation_loss"]
+    for name, value in found["running"].items():
+        assert torch.equal(value, found["recomputed"][name]) != ("running_" in name or "tracked" in name), name
