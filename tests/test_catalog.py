@@ -31,7 +31,7 @@ SIZES = {
     "large": (4, 4, 1),
     "imdb": (6, 6, 5),
     "best": (13, 13, 3),
-    "parts": (18, 0, 3),
+    "parts": (21, 0, 3),
 }
 # Table: how many numbers it has.
 TABLES = {

@@ -251,6 +251,23 @@ def test_a_bracket_follows_a_steady_drift(floors):
     assert found.misses().tolist() == [1]
 
 
+def test_a_drift_that_leaves_every_bracket_is_followed_and_a_jump_is_not(monkeypatch):
+    """Thresholds of many scores drift by more than a bracket may be wide: where they go must be known."""
+    monkeypatch.setattr(kernels, "CANDIDATES", 256)
+    monkeypatch.setattr(kernels, "_WANTED", 16)
+    score, kept = on_device([torch.randn(3000, generator=torch.Generator().manual_seed(0)), torch.tensor(1000)])
+    found = cuts.selection([score], [kept])
+    for _ in range(7):
+        found.find()
+        score.add_(0.2)
+    assert found.misses().item() == 3  # the first time, and until it was seen to go on
+    score.add_(5.0)
+    for _ in range(3):
+        found.find()
+        score.add_(0.2)
+    assert found.misses().item() == 4
+
+
 METHODS = {
     "iterand": ["method.name=iterand", "period=2", "rate=0.5"],
     "no shift left": ["method.name=iterand", "period=2", "network.name=resnet20", "norms=shifted", "sparsity=0.9"],

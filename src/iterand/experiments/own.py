@@ -50,6 +50,7 @@ PARTS = {
     "nothing redrawn": ["method.name=edge_popup"],
     "norms fixed": ["norms=fixed"],
     "p constant": ["sparsity_schedule=constant"],
+    "running statistics": ["norm_statistics=running"],
 }
 """What can be taken out of the recipes ``best-*``, one at a time."""
 

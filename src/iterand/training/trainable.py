@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from iterand.distributions import normal_levels
 from iterand.kernels.layers import pointers, same_order
 from iterand.kernels.masking import MaskedWeights, ScoreUpdate
 from iterand.masking import MaskedLayer, masked_layers
@@ -77,6 +78,7 @@ class MaskedParameters:
         for group in session.optimizer.param_groups:
             group["lr"] = self._learning_rate
         self._recorded = torch.zeros(len(layers), dtype=torch.int64, device=session.device)
+        normal_levels(session.device)  # sent with a wait, which no step should have
 
     def prepare(self) -> None:
         """Find the cuts of the scores as they are, and mask the weights."""
