@@ -1,6 +1,8 @@
 """Imports point one way: each part of the package stands on what is below it, and only the command line talks."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,3 +49,21 @@ def test_imports_point_one_way(path):
     assert wanted <= BELOW[here] | {here}
     if here != "cli":
         assert not {name.split(".")[0] for name in imports(path)} & {"typer", "click", "rich", "argparse"}
+
+
+WITHOUT_TRITON = """
+import importlib, pkgutil, sys
+sys.modules["triton"] = None  # as if it were not installed
+import iterand
+for module in pkgutil.walk_packages(iterand.__path__, "iterand."):
+    if not module.name.startswith(tuple(sys.argv[1:])):
+        importlib.import_module(module.name)
+"""
+
+
+def test_only_the_fused_step_needs_triton():
+    """There is none for macOS and Windows."""
+    others = ["iterand.kernels", "iterand.training.fused", "iterand.training.trainable", "iterand.__main__"]
+    command = [sys.executable, "-c", WITHOUT_TRITON, *others]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert answer.returncode == 0, answer.stderr[-2000:]

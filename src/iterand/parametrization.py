@@ -227,6 +227,11 @@ class Mask(nn.Module):
         """How many weights a global ranking must leave to this tensor."""
         return floor_count(self.score.numel(), self.settings.floor)
 
+    def lie_as_(self, weight: Tensor) -> None:
+        """Put scores and draws in the order of the weights, so that a pass over memory meets all of one at a place."""
+        self.score.data = torch.empty_like(weight.detach()).copy_(self.score.detach())
+        self.draw = torch.empty_like(weight.detach(), dtype=self.draw.dtype).copy_(self.draw)
+
     def add_round(self, threshold: int) -> None:
         """Note a round of randomization with this coin."""
         if self.history and self.history[-1][0] == threshold:

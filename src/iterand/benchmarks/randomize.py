@@ -14,7 +14,6 @@ from iterand.masking import MaskedLayer, masked_layers, prune_
 from iterand.parametrization import selection_on_device
 from iterand.randomization import randomize_, redraw_on_device_
 from iterand.selection import HAS_TRITON
-from iterand.training.trainable import in_order_of_weights_
 
 _RATE = 0.1
 
@@ -44,7 +43,8 @@ def _rows(name: str, options: Options, notify: Notify) -> list[Row]:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     prune_(model, recipe.method.sparsity, weights=recipe.method.weight_distribution)
     layers = list(masked_layers(model).values())
-    in_order_of_weights_(layers)
+    for layer in layers:
+        layer.parametrization.lie_as_(layer.weight)
     weights = sum(layer.weight.numel() for layer in layers)
     works: dict[str, Callable[[], Work]] = {
         "randomize": lambda: lambda: randomize_(model, _RATE),

@@ -1,14 +1,12 @@
 """What a fused step trains, laid out for it: weights as they are, or scores with masked weights as leaves."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
 from iterand.distributions import normal_levels
 from iterand.kernels.layers import pointers, same_order
 from iterand.kernels.masking import MaskedWeights, ScoreUpdate
-from iterand.masking import MaskedLayer, masked_layers
+from iterand.masking import masked_layers
 from iterand.parametrization import selection_on_device
 from iterand.training.session import Session
 
@@ -54,7 +52,8 @@ class MaskedParameters:
         layers = masked_layers(session.model)
         masks = [layer.parametrization for layer in layers.values()]
         weights = [layer.weight.detach() for layer in layers.values()]
-        in_order_of_weights_(layers.values())
+        for mask, weight in zip(masks, weights):
+            mask.lie_as_(weight)
         scores = [mask.score.detach() for mask in masks]
         if len({mask.ranking for mask in masks}) > 1 or any(weight.dtype != torch.float32 for weight in weights):
             raise CannotFuse("layers are ranked in different ways, or weights are not float32")
@@ -101,14 +100,6 @@ class MaskedParameters:
     def recorded(self) -> None:
         """Tell the graph where its gradients are."""
         self._recorded.copy_(pointers(self._gradients))
-
-
-def in_order_of_weights_(layers: Iterable[MaskedLayer]) -> None:
-    """Lay out scores and draws as the weights are, so that a pass over memory meets all of a weight at one place."""
-    for layer in layers:
-        mask, weight = layer.parametrization, layer.weight.detach()
-        mask.score.data = torch.empty_like(weight).copy_(mask.score.detach())
-        mask.draw = torch.empty_like(weight, dtype=mask.draw.dtype).copy_(mask.draw)
 
 
 def momentum_buffers(session: Session) -> list[Tensor]:
