@@ -4,6 +4,7 @@ import itertools
 import json
 import multiprocessing
 import shutil
+import signal
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from iterand.cli import reproduce
 from iterand.cli.main import app
-from iterand.experiments import side_by_side, sweep
+from iterand.experiments import local, side_by_side, sweep
 from iterand.experiments.catalog import experiment_names, find_experiment
 from iterand.experiments.library import find_recipe
 from iterand.experiments.local import run_tasks
@@ -264,3 +265,13 @@ def test_an_error_that_nobody_foresaw_ends_its_process(tmp_path, monkeypatch):
     monkeypatch.setattr(side_by_side, "run_steps", broken)
     assert not run_side_by_side([task], lambda task: Drawing(), lambda *said: heard.append(said))
     assert [kind for _, kind, _ in heard] == ["done", "failed"]
+
+
+def test_what_children_are_forked_from_does_not_hear_an_interrupt(monkeypatch):
+    """Else it would break while it imports torch, and say so at length."""
+    heard = []
+    monkeypatch.setattr(local.forkserver, "ensure_running", lambda: heard.append(signal.getsignal(signal.SIGINT)))
+    before = signal.getsignal(signal.SIGINT)
+    list(run_tasks([], 1))
+    assert heard == [signal.SIG_IGN]
+    assert signal.getsignal(signal.SIGINT) is before

@@ -9,10 +9,12 @@ import gc
 import logging
 import multiprocessing
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -46,6 +48,7 @@ def run_tasks(tasks: Sequence[Task], jobs: int, together: int = 1) -> Iterator[E
     on_cpu = all(task.device == "cpu" for task in tasks)
     context.set_forkserver_preload(["iterand.experiments.running", *(["torch._dynamo"] if on_cpu else [])])
     waiting, running = _portions(tasks, together), list[_Running]()
+    _start_server()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -69,6 +72,17 @@ def run_tasks(tasks: Sequence[Task], jobs: int, together: int = 1) -> Iterator[E
                         entry.process.join()
     finally:
         _stop(running)
+
+
+def _start_server() -> None:
+    """Start what children are forked from, deaf to Ctrl-C: that is the business of this process alone."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # only there signals can be set
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _give(entry: _Running, portion: list[Task]) -> Iterator[Event]:
