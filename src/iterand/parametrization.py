@@ -218,6 +218,11 @@ class Mask(nn.Module):
         return philox.key(self.settings.seed, self.settings.name)
 
     @property
+    def origin(self) -> tuple[int, int, int, float]:
+        """Where the weights come from, as kernels read it: key, kind and unit of a distribution that they know."""
+        return *self.key, self.distribution.kind or 0, self.distribution.unit32(self.settings.fan_in)
+
+    @property
     def rounds(self) -> int:
         """R: how often the pruned weights were randomized."""
         return sum(count for _, count in self.history)

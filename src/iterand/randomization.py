@@ -5,7 +5,7 @@ what becomes of the score of a redrawn one.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -133,9 +133,7 @@ def redraw_on_device_(
     from iterand.kernels.layers import sent
 
     masks = [layer.parametrization for layer in layers]
-    origins = [
-        (*mask.key, cast(int, mask.distribution.kind), mask.distribution.unit32(mask.settings.fan_in)) for mask in masks
-    ]
+    origins = [mask.origin for mask in masks]
     device = layers[0].weight.device
     numbers = sent(torch.tensor([mask.rounds + 1 for mask in masks]), device)
     redraw = cuts.redraw(

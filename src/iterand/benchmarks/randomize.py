@@ -86,9 +86,7 @@ def _regenerate(layers: list[MaskedLayer]) -> Work:
         from iterand.kernels.randomization import Regeneration
 
         draws = [layer.draw for layer in layers]
-        origins = [
-            (*mask.key, mask.distribution.kind or 0, mask.distribution.unit32(mask.settings.fan_in)) for mask in masks
-        ]
+        origins = [mask.origin for mask in masks]
         regeneration = Regeneration(weights, draws, origins, normal_levels(weights[0].device))
         return regeneration.run
 
