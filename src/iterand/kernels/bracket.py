@@ -144,6 +144,7 @@ def compare(
                 width = tl.load(bracket + WIDTH)
                 error = tl.abs(threshold - tl.load(bracket + CENTRE))
                 share = found.to(tl.float32)
-                wanted = tl.minimum(tl.maximum(width * (WANTED / share), 4 * error), width * (0.7 * CANDIDATES / share))
-                tl.store(bracket + WIDTH, wanted)
+                # Slowly narrower: a threshold that wanders is now and then close to where it was, and then not again.
+                wanted = tl.maximum(tl.maximum(width * (WANTED / share), 4 * error), 0.9 * width)
+                tl.store(bracket + WIDTH, tl.minimum(wanted, width * (0.7 * CANDIDATES / share)))
                 aim(bracket, threshold)

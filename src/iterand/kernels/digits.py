@@ -7,7 +7,6 @@ from iterand.kernels.layers import index_of, locate
 from iterand.kernels.ranking import (
     ABOVE,
     BRACKET,
-    CENTRE,
     FAILED,
     FOUND,
     MISSES,
@@ -122,14 +121,14 @@ def settle(
             write_nothing(ranges, group, thresholds, lasts)
         else:
             write_cut(members, ranges, group, threshold, index, thresholds, lasts)
-        # As wide as holds the wanted number, if scores lie as densely as around their first digit.
+        # As wide as holds the wanted number, if scores lie as densely as around their first digit. If too many were
+        # inside, they lie more densely than that.
         bottom = unordered(high ^ -2147483648)
         top = unordered((high | 0x1FFFFF) ^ -2147483648)
         width = (top - bottom) * (0.5 * WANTED / many.to(tl.float32))
         bracket += group * BRACKET
-        moved = tl.abs(threshold - tl.load(bracket + CENTRE))
-        if tl.load(row + MISSES) > 0:  # there was a cut before
-            width = tl.minimum(tl.maximum(width, 2 * moved), width * (0.5 * CANDIDATES / WANTED))
+        if tl.load(row + FOUND) > CANDIDATES:
+            width = tl.minimum(width, 0.5 * tl.load(bracket + WIDTH))
         tl.store(bracket + WIDTH, width)
         aim(bracket, threshold)
         tl.store(row + MISSES, tl.load(row + MISSES) + 1)

@@ -20,6 +20,7 @@ from iterand.kernels.ranking import COLUMNS, MISSES
 CANDIDATES = 8192
 """How many scores may lie in a bracket."""
 _WANTED = 512  # scores that a bracket is made for
+_AT_FIRST = 4  # times as many after a miss, when it is not known how far thresholds go
 _PARTS = 4  # blocks that a program counts at a time
 _TILE = 32  # candidates that a program compares with all, so many at a time:
 _OTHERS = 128
@@ -97,7 +98,7 @@ class Selection:
             )  # fmt: skip
         settle[(self._groups,)](
             self._members, self._ranges, self._kept, self._bracket, self._numbers, self._any_failed, self._digits,
-            *results, ROUNDS=_ROUNDS, DIGITS=_DIGITS, WANTED=_WANTED, CANDIDATES=CANDIDATES, **EXACT,
+            *results, ROUNDS=_ROUNDS, DIGITS=_DIGITS, WANTED=_AT_FIRST * _WANTED, CANDIDATES=CANDIDATES, **EXACT,
         )  # fmt: skip
 
     def misses(self) -> Tensor:

@@ -77,7 +77,7 @@ class MaskedParameters:
         for group in session.optimizer.param_groups:
             group["lr"] = self._learning_rate
         self._recorded = torch.zeros(len(layers), dtype=torch.int64, device=session.device)
-        normal_levels(session.device)  # sent with a wait, which no step should have
+        normal_levels(weights[0].device)  # sent with a wait, which no step should have
 
     def prepare(self) -> None:
         """Find the cuts of the scores as they are, and mask the weights."""
