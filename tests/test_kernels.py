@@ -36,6 +36,7 @@ SIZE = 100_000 if ON_GPU else 1200
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
+    monkeypatch.setattr(kernels, "_PROGRAMS", 3)  # so that one has blocks of several layers
     if not ON_GPU:  # the interpreter takes milliseconds for what a GPU does in nanoseconds
         monkeypatch.setattr(kernels, "CANDIDATES", 512)
         monkeypatch.setattr(kernels, "_WANTED", 64)

@@ -28,14 +28,9 @@ def _shift(number):
 
 
 @triton.jit
-def _digit(key, index, number, INDICES: tl.constexpr):
-    """Eleven bits of (key, index) in the order in which scores are kept; the later the round, the lower the bits."""
-    shifted = (key ^ -2147483648).to(tl.uint32, bitcast=True) >> _shift(number)
-    digit = (shifted & tl.where(number == 2, 1023, 2047)).to(tl.int32)
-    if INDICES:
-        of_index = (0x1FFFFFFFF - index) >> (11 * tl.minimum(5 - number, 2)) & 2047
-        digit = tl.where(number < 3, digit, of_index.to(tl.int32))
-    return digit
+def _index_shift(number):
+    """The same for the digits of an index, whose rounds come after those of keys."""
+    return 11 * (5 - number)
 
 
 @triton.jit
@@ -50,6 +45,20 @@ def _chosen_digit(digits, need, DIGITS: tl.constexpr):
     return chosen, need - tl.sum(tl.where(here, down, 0), 0), tl.sum(tl.where(here, count, 0), 0)
 
 
+@triton.jit
+def _known(rows, need, number, DIGITS: tl.constexpr):
+    """The cut as far as its digits before a round tell: of its key and of its index, the rest of their bits zero."""
+    key = need - need
+    index = need - need
+    for before in range(0, tl.minimum(number, 3)):
+        chosen, need, _many = _chosen_digit(rows + before * DIGITS, need, DIGITS)
+        key |= chosen.to(tl.int64) << _shift(before)
+    for before in range(3, number):
+        chosen, need, _many = _chosen_digit(rows + before * DIGITS, need, DIGITS)
+        index |= chosen.to(tl.int64) << _index_shift(before)
+    return key, index
+
+
 @triton.jit(do_not_specialize=["number"])
 def count_digits(
     owner, table, scores, members, first_thresholds, first_lasts, ranges,
@@ -59,37 +68,50 @@ def count_digits(
 ):  # fmt: skip
     """Count the digits of a round among the scores whose digits before are those of the cut.
 
-    The round is no constant, so that two kernels are compiled and not six: one for scores, one for ``INDICES`` too.
+    A program counts over all its blocks before it adds to the counts of others. The round is no constant, so that two
+    kernels are compiled and not six: one for scores, one for ``INDICES`` too.
     """
     if tl.load(any_failed) != 0:
         share = tl.cdiv(blocks, tl.num_programs(0))
         begin = tl.program_id(0) * share
+        lane = tl.arange(0, BLOCK)
+        value = tl.arange(0, DIGITS)
+        counts = tl.zeros([DIGITS], tl.int32)
+        # Of the group that is being counted; none yet.
+        present = tl.load(members) * 0 - 1
+        cut_key = present * 0
+        cut_index = present * 0
         for block in range(begin, tl.minimum(begin + share, blocks)):
             layer, start, left = locate(owner, table, block, BLOCK)
-            lane = tl.arange(0, BLOCK)
-            exists = lane < left
             group = tl.load(members + layer * 2)
             if tl.load(numbers + group * 6 + FAILED) != 0:
-                key, _nan = ranked(
+                if group != present:
+                    rows = digits + group * (ROUNDS * DIGITS)
+                    if present >= 0:
+                        place = digits + (present * ROUNDS + number) * DIGITS + value
+                        tl.atomic_add(place, counts, mask=counts > 0, sem="relaxed")
+                    counts = tl.zeros([DIGITS], tl.int32)
+                    present = group
+                    cut_key, cut_index = _known(rows, kept_of(ranges, kept, group), number, DIGITS)
+                exists = lane < left
+                ordered_key, _nan = ranked(
                     scores, table, layer, start, lane, exists, first_thresholds, first_lasts, MAGNITUDE, FIRST
                 )  # fmt: skip
-                index = lane
-                if INDICES:
-                    index = index_of(table, layer, start, lane) + tl.load(members + layer * 2 + 1)
-                need = kept_of(ranges, kept, group)
-                rows = digits + group * (ROUNDS * DIGITS)
-                for before in range(0, number):
-                    chosen, need, _many = _chosen_digit(rows + before * DIGITS, need, DIGITS)
-                    exists = exists & (_digit(key, index, before, INDICES) == chosen)
-                digit = tl.where(exists, _digit(key, index, number, INDICES), 0)
-                place = rows + number * DIGITS
-                many = tl.sum(exists.to(tl.int32), 0)
-                if many > BLOCK // 8:
-                    count = tl.histogram(digit, DIGITS)
-                    count -= tl.where(tl.arange(0, DIGITS) == 0, BLOCK - many, 0)
-                    tl.atomic_add(place + tl.arange(0, DIGITS), count, mask=count > 0, sem="relaxed")
-                elif many > 0:
-                    tl.atomic_add(place + digit, 1, mask=exists, sem="relaxed")
+                bits = (ordered_key ^ -2147483648).to(tl.uint32, bitcast=True).to(tl.int64)
+                shift = _shift(number)
+                # The digits that are known must be those of the cut; what follows them is shifted away.
+                exists = exists & ((bits ^ cut_key) >> _shift(number - 1) == 0)
+                if tl.max(exists.to(tl.int32), 0) > 0:
+                    if INDICES:
+                        bits = 0x1FFFFFFFF - index_of(table, layer, start, lane) - tl.load(members + layer * 2 + 1)
+                        exists = exists & ((bits ^ cut_index) >> _index_shift(number - 1) == 0)
+                        shift = _index_shift(number)
+                    digit = ((bits >> shift) & tl.where(number == 2, 1023, 2047)).to(tl.int32)
+                    others = BLOCK - tl.sum(exists.to(tl.int32), 0)
+                    counts += tl.histogram(tl.where(exists, digit, 0), DIGITS) - tl.where(value == 0, others, 0)
+        if present >= 0:
+            place = digits + (present * ROUNDS + number) * DIGITS + value
+            tl.atomic_add(place, counts, mask=counts > 0, sem="relaxed")
 
 
 @triton.jit
@@ -106,21 +128,15 @@ def settle(
         write_nothing(ranges, group, thresholds, lasts)
     elif tl.load(row + FAILED) != 0:
         rows = digits + group * (ROUNDS * DIGITS)
-        high, need, many = _chosen_digit(rows, need, DIGITS)
-        high = high << 21
-        key = high ^ -2147483648
-        for number in range(1, 3):
-            digit, need, _many = _chosen_digit(rows + number * DIGITS, need, DIGITS)
-            key |= digit << _shift(number)
-        index = 0x1FFFFFFFF + need - need
-        for number in range(3, ROUNDS):
-            digit, need, _many = _chosen_digit(rows + number * DIGITS, need, DIGITS)
-            index -= digit.to(tl.int64) << (11 * (5 - number))
+        first, _need, many = _chosen_digit(rows, need, DIGITS)
+        high = first << 21
+        bits, index = _known(rows, need, ROUNDS, DIGITS)
+        key = bits.to(tl.int32) ^ -2147483648
         threshold = unordered(key)
         if key == 0x7FFFFFFF:
             write_nothing(ranges, group, thresholds, lasts)
         else:
-            write_cut(members, ranges, group, threshold, index, thresholds, lasts)
+            write_cut(members, ranges, group, threshold, 0x1FFFFFFFF - index, thresholds, lasts)
         # As wide as holds the wanted number, if scores lie as densely as around their first digit. If too many were
         # inside, they lie more densely than that.
         bottom = unordered(high ^ -2147483648)
