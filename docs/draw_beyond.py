@@ -25,8 +25,7 @@ def main() -> None:
     """A panel for each network that the paper prunes by magnitude."""
     report = read_report(HERE.parent / "results")
     best = next(outcome for outcome in report.outcomes if outcome.experiment.name == "best")
-    settings = {"svg.hashsalt": "iterand", "svg.fonttype": "none", "font.family": "sans-serif", "font.size": 10}
-    mpl.rcParams.update(settings)
+    mpl.rcParams.update({"svg.hashsalt": "iterand", "svg.fonttype": "none", "font.family": "sans-serif"})
     figure, axes = plt.subplots(1, len(OPENLTH), figsize=(10, 3.4), layout="constrained")
     figure.patch.set_facecolor("white")
     for axis, network in zip(axes, sorted(OPENLTH)):
