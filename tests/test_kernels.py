@@ -269,6 +269,20 @@ def test_a_drift_that_leaves_every_bracket_is_followed_and_a_jump_is_not(monkeyp
     assert found.misses().item() == 4
 
 
+def test_floors_that_leave_nothing_to_rank_are_not_missed_every_time():
+    generator = torch.Generator().manual_seed(0)
+    scores = on_device([torch.randn(900, generator=generator), torch.randn(700, generator=generator)])
+    kept = on_device([torch.tensor(30), torch.tensor(20)])
+    found = cuts.selection(scores, kept, together=True, floors=(30, 20))
+    for _ in range(4):
+        found.find()
+        counts = [int((score >= threshold).sum()) for score, threshold in zip(scores, found.thresholds)]
+        assert counts == [30, 20]
+        for score in scores:
+            score.add_(1e-5)
+    assert found.misses().tolist() == [1]
+
+
 def test_a_bracket_stays_wide_for_a_threshold_that_wanders():
     """Now and then it is close to where it was; that is no reason to look closely there."""
     generator = torch.Generator().manual_seed(0)

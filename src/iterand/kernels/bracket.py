@@ -8,6 +8,7 @@ from iterand.kernels.ranking import (
     ABOVE,
     BRACKET,
     CENTRE,
+    COLUMNS,
     FAILED,
     FOUND,
     NAN,
@@ -48,7 +49,7 @@ def collect(
         missing += tl.where(nan, 1, 0)
     # One sum instead of three: scores above, inside and NaN.
     total = tl.sum(counts.to(tl.int64) + (missing.to(tl.int64) << 32), 0)
-    row = numbers + group * 6
+    row = numbers + group * COLUMNS
     above = total & 0xFFFF
     many = (total >> 16) & 0xFFFF
     if above > 0:
@@ -92,13 +93,17 @@ def compare(
     """Find the cut among the scores inside the bracket by comparing each with all, if it is there."""
     group = tl.program_id(0)
     start = tl.program_id(1) * TILE
-    row = numbers + group * 6
+    row = numbers + group * COLUMNS
     found = tl.load(row + FOUND)
     if (start > 0) & (start >= found):
         return
     above = tl.load(row + ABOVE)
     need = kept_of(ranges, kept, group) - above
-    if (need < 1) | (need > found) | (found > CANDIDATES):
+    centre = tl.load(bracket + group * BRACKET + CENTRE)
+    if (need == 0) & (above > 0) & (centre != centre):  # above NaN is what ranks first, and that is all
+        if start == 0:
+            write_nothing(ranges, group, thresholds, lasts)
+    elif (need < 1) | (need > found) | (found > CANDIDATES):
         if (start == 0) & (need + above > 0):
             tl.store(row + FAILED, 1)
             tl.store(any_failed, 1)
@@ -135,14 +140,11 @@ def compare(
             if tl.max(chosen.to(tl.int32), 0) > 0:
                 best = tl.max(tl.where(chosen, key, -2147483648), 0)
                 threshold = unordered(best)
-                if best == 0x7FFFFFFF:
-                    write_nothing(ranges, group, thresholds, lasts)
-                else:
-                    last = tl.max(tl.where(chosen, index, 0), 0)
-                    write_cut(members, ranges, group, threshold, last, thresholds, lasts)
+                last = tl.max(tl.where(chosen, index, 0), 0)
+                write_cut(members, ranges, group, threshold, last, thresholds, lasts)
                 bracket += group * BRACKET
                 width = tl.load(bracket + WIDTH)
-                error = tl.abs(threshold - tl.load(bracket + CENTRE))
+                error = tl.abs(threshold - centre)
                 share = found.to(tl.float32)
                 # Slowly narrower: a threshold that wanders is now and then close to where it was, and then not again.
                 wanted = tl.maximum(tl.maximum(width * (WANTED / share), 4 * error), 0.9 * width)

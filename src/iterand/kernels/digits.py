@@ -7,6 +7,7 @@ from iterand.kernels.layers import index_of, locate
 from iterand.kernels.ranking import (
     ABOVE,
     BRACKET,
+    COLUMNS,
     FAILED,
     FOUND,
     MISSES,
@@ -37,7 +38,7 @@ def _index_shift(number):
 def _chosen_digit(digits, need, DIGITS: tl.constexpr):
     """The digit of the ``need``-th highest, how many of these are left to find, and how many share the digit."""
     value = tl.arange(0, DIGITS)
-    count = tl.load(digits + value).to(tl.int64)
+    count = tl.load(digits + value).to(tl.uint32, bitcast=True).to(tl.int64)
     total = tl.sum(count, 0)
     down = total - tl.cumsum(count, 0)  # with a higher digit
     chosen = tl.max(tl.where(down + count >= need, value, -1), 0)
@@ -84,7 +85,7 @@ def count_digits(
         for block in range(begin, tl.minimum(begin + share, blocks)):
             layer, start, left = locate(owner, table, block, BLOCK)
             group = tl.load(members + layer * 2)
-            if tl.load(numbers + group * 6 + FAILED) != 0:
+            if tl.load(numbers + group * COLUMNS + FAILED) != 0:
                 if group != present:
                     rows = digits + group * (ROUNDS * DIGITS)
                     if present >= 0:
@@ -122,7 +123,7 @@ def settle(
 ):  # fmt: skip
     """Put the cut together from its digits, where these were counted, and make ready for the next time."""
     group = tl.program_id(0)
-    row = numbers + group * 6
+    row = numbers + group * COLUMNS
     need = kept_of(ranges, kept, group)
     if need == 0:
         write_nothing(ranges, group, thresholds, lasts)

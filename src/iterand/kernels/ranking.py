@@ -8,7 +8,7 @@ from iterand.kernels.layers import floats, index_of
 # Columns of a group's numbers: scores above the bracket and inside, NaN among them, whether the cut was not inside, and
 # how often that was so.
 ABOVE, FOUND, NAN, FAILED, MISSES = (tl.constexpr(column) for column in range(5))
-COLUMNS = 6
+COLUMNS = tl.constexpr(5)
 # Columns of a group's bracket: its centre, half its width, the last threshold, and its distance from the one before.
 CENTRE, WIDTH, LAST, DRIFT = (tl.constexpr(column) for column in range(4))
 BRACKET = tl.constexpr(4)

@@ -64,7 +64,7 @@ class Selection:
         self._groups = len(sizes)
         widths = [torch.inf if size <= _WANTED else 0.0 for size in sizes]
         self._bracket = sent(torch.tensor([(0.0, width, torch.nan, 0.0) for width in widths]), device)
-        self._numbers = torch.zeros(self._groups, COLUMNS, dtype=torch.int64, device=device)
+        self._numbers = torch.zeros(self._groups, int(COLUMNS.value), dtype=torch.int64, device=device)
         self._any_failed = torch.zeros(1, dtype=torch.int32, device=device)
         self._keys = torch.empty(self._groups, CANDIDATES, dtype=torch.int32, device=device)
         self._places = torch.empty(self._groups, CANDIDATES, dtype=torch.int64, device=device)
