@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from iterand.experiments.paper.sparsities import OPENLTH
 from iterand.experiments.report.assembly import read_report
 from iterand.training import recipe_file
 from iterand.training.folder import default_path
@@ -26,22 +27,49 @@ def cells(experiment):
     return [cell for cell in outcome.cells if cell.summary and cell.summary.n > 1]
 
 
-@pytest.mark.parametrize(
-    ("name", "experiment"),
-    [
-        ("README.md", "best"),
-        ("README.md", "digits"),
-        ("results/README.md", "best"),
-        ("results/README.md", "figure2"),
-        ("docs/beyond.md", "best"),
-        ("docs/beyond.md", "parts"),
-    ],
-)
-def test_a_page_has_the_means_of_the_records(name, experiment):
-    text, found = page(name), cells(experiment)
-    missing = [cell.cell.label for cell in found if f"{cell.summary.mean:.2f} ± {cell.summary.std:.2f}" not in text]
-    assert found
-    assert missing == []
+def rows(name):
+    """The rows of all tables of a page, without what makes them bold."""
+    return [line.replace("*", "") for line in page(name).splitlines() if line.startswith("|")]
+
+
+def said(cell):
+    return f"{cell.summary.mean:.2f} ± {cell.summary.std:.2f}"
+
+
+@pytest.mark.parametrize("name", ["results/README.md", "docs/beyond.md"])
+def test_a_row_for_every_cell_of_best(name):
+    lines = rows(name)
+    for cell in cells("best"):
+        (own,) = [line for line in lines if line.startswith(f"| {cell.cell.label} |")]
+        assert said(cell) in own
+
+
+def test_the_rows_of_figure_2():
+    lines = rows("results/README.md")
+    for cell in cells("figure2"):
+        place = dict(cell.cell.axes)
+        label = f"| {place['network']}, ρ = {place['width']:g}, {place['method']} |"
+        (own,) = [line for line in lines if line.startswith(label)]
+        assert f"| {said(cell)} | {cell.summary.n} | {cell.cell.paper.mean:.2f} ± {cell.cell.paper.std:.2f} |" in own
+
+
+def test_the_columns_of_the_readme():
+    lines = rows("README.md")
+    for network in OPENLTH:
+        own = [cell for cell in cells("best") if cell.cell.label.startswith(network)]
+        assert f"| {network}, ours | {' | '.join(map(said, own))} |" in lines
+    for cell in [*cells("digits"), *(cell for cell in cells("figure2") if cell.summary.n == 3)]:
+        method = dict(cell.cell.axes)["method"]
+        assert any(line.startswith(f"| {method} |") and said(cell) in line for line in lines)
+
+
+def test_the_ablation():
+    lines = rows("docs/beyond.md")
+    (whole,) = (cell for cell in cells("parts") if cell.cell.label == "p = 0.9, all of it")
+    for cell in cells("parts"):
+        (own,) = [line for line in lines if f" {said(cell)} |" in line]
+        if cell is not whole:
+            assert own.endswith(f"| −{whole.summary.mean - cell.summary.mean:.2f} |")
 
 
 def test_no_record_is_damaged_or_counted_twice():

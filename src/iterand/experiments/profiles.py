@@ -51,7 +51,7 @@ def _best(recipe: Recipe) -> list[str]:
     if recipe.network.name != "conv6":
         changes += ["ranking=global", "norms=shifted", "sparsity_schedule=cubic", "sparsity_schedule_share=0.5"]
         changes += ["learning_rate.initial=0.5", "learning_rate.schedule=cosine", "weight_decay=1e-4"]
-    if recipe.network.name == "resnet20":  # the others are not as much in need of it, and were not tried with it
+    if recipe.network.name == "resnet20":  # VGG11 gained .15 after 40 epochs, the others were not tried with it
         changes.append("norm_statistics=recomputed")
     return changes
 
