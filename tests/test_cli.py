@@ -57,6 +57,21 @@ def test_default_folder(cli, tmp_path):
     assert (tmp_path / json.loads(out)["run"] / "recipe.toml").exists()
 
 
+@pytest.mark.parametrize("name", ["run[red]x", "run[/x]", "a rather long name " * 8])
+def test_a_folder_is_shown_as_it_is_named(cli, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = cli("train", *TINY, "--out", name)
+    assert code == 0
+    assert f": {name}{os.sep}model.ticket\n" in out
+    assert out.endswith(f"run            {name}\n")
+
+
+def test_a_run_that_never_began_is_not_tested(cli):
+    assert cli("train", "--set", "limit=30", "--set", "batch_size=64", "--set", "drop_last=true", "--out", "r")[0] == 1
+    code, _, err = cli("evaluate", "r")
+    assert (code, err) == (1, "error: r holds no checkpoint; train it first\n")
+
+
 def test_recipes(cli):
     assert "digits" in cli("recipes")[1]
     code, out, _ = cli("recipes", "digits")
@@ -89,7 +104,12 @@ def test_reproduce(cli):
         (["train", "--out", "file/run"], 1, "cannot write to the run folder file/run"),
         (["evaluate", "nowhere"], 1, "there is no run folder or ticket 'nowhere'"),
         (["evaluate", "."], 1, "is not a run folder"),
-        (["evaluate", "file"], 1, "file"),
+        (["evaluate", "file"], 1, "ticket 'file': this is no ticket"),
+        (["ticket", "info", "."], 1, "this is a folder; that of a run holds its ticket as model.ticket"),
+        (["train", "--set", "name=../x"], 1, "name is '../x', by which no folder can be called; choose another"),
+        (["train", "--set", "name="], 1, "name is '', by which no folder can be called"),
+        (["train", "--set", "norm_statistics=recomputed"], 1, "digits_conv has no batch norm; leave it out"),
+        (["evaluate", "[/red]"], 1, "there is no run folder or ticket '[/red]'"),
         (["reproduce", "digts"], 1, "unknown experiment 'digts'; did you mean 'digits'?"),
         (["train", "--foo"], 2, "No such option"),
         (["nonsense"], 2, "No such command"),

@@ -58,7 +58,7 @@ def test_a_link_keeps_pointing_where_it_did(tmp_path):
     assert target.read_bytes() == b"new"
 
 
-def test_a_folder_in_the_way_is_the_systems_error(tmp_path):
-    with pytest.raises(OSError, match="directory"):
+def test_a_folder_in_the_way_is_named(tmp_path):
+    with pytest.raises(OSError, match=f"^{tmp_path} is a folder; give the name of a file$"):
         atomic_write(tmp_path, b"data")
     assert list(tmp_path.iterdir()) == []

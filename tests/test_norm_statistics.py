@@ -1,13 +1,17 @@
 """Statistics of batch norms that are those of the network that was found."""
 
+import os
+import signal
+
 import pytest
 import torch
 
 from iterand.data import Batch, cifar10
 from iterand.experiments.running import run
 from iterand.networks import build_network
-from iterand.training import checkpoint, recipe_file
+from iterand.training import checkpoint, loop, recipe_file
 from iterand.training.folder import RunFolder
+from iterand.training.interrupt import Interrupted
 from iterand.training.norm_statistics import recompute_norms_
 from iterand.training.recipe import Recipe
 from iterand.training.session import Session
@@ -58,11 +62,42 @@ def last_norm(model):
     return [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)][-1]
 
 
-def test_a_network_without_norms_is_not_run():
-    session = Session(Recipe(name="x"), build_network("digits_conv", classes=10, seed=0), 4, CPU)
-    left = batches(2)
-    recompute_norms_(session, left)
-    assert len(list(left)) == 2
+def test_a_small_batch_counts_as_little_as_its_examples():
+    session = session_of()
+    (batch,) = batches(1)
+    parts = [Batch((batch.inputs[0][part],), batch.labels[part]) for part in (slice(0, 6), slice(6, 8))]
+    inputs = []
+    norm = next(module for module in session.model.modules() if isinstance(module, torch.nn.BatchNorm2d))
+    norm.register_forward_pre_hook(lambda module, given: inputs.append(given[0]))
+    recompute_norms_(session, parts)
+    torch.testing.assert_close(norm.running_mean, torch.cat(inputs).mean((0, 2, 3)))
+
+
+def test_a_network_without_norms_is_refused_before_it_is_trained(tmp_path):
+    recipe = recipe_file.override(Recipe(name="x"), ["norm_statistics=recomputed"])
+    with pytest.raises(ValueError, match="digits_conv has no batch norm; leave it out"):
+        run(recipe, RunFolder(tmp_path), device=CPU)
+    assert not (tmp_path / "metrics.jsonl").exists() or (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_a_stop_is_heard_while_they_are_recomputed_and_nothing_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar10, "RECORDS", 40)
+    write_cifar_binary(tmp_path, cifar_records(40))
+    settings = ["data.name=cifar10", "network.name=resnet20", "width_factor=0.25", "epochs=1", "batch_size=30"]
+    recipe = recipe_file.override(Recipe(name="x"), [*settings, "norm_statistics=recomputed"])
+    whole = run(recipe, RunFolder(tmp_path / "whole"), device=CPU, data_dir=tmp_path)
+
+    def stopped(session, batches):
+        os.kill(os.getpid(), signal.SIGINT)
+        list(batches)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "recompute_norms_", stopped)
+        with pytest.raises(Interrupted):
+            run(recipe, RunFolder(tmp_path / "broken"), device=CPU, data_dir=tmp_path)
+    again = run(recipe, RunFolder(tmp_path / "broken"), device=CPU, data_dir=tmp_path)
+    assert again["result"] == whole["result"]
+    assert again["metrics"] == whole["metrics"]
 
 
 def test_a_run_differs_in_nothing_else(tmp_path, monkeypatch):

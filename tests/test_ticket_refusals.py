@@ -42,9 +42,17 @@ def refused(data: bytes, tmp_path: Path, model: nn.Module | None = None) -> str:
     return message.removeprefix(f"ticket '{path}': ")
 
 
+def test_a_model_with_layers_that_have_no_shape_yet(tmp_path):
+    path = tmp_path / "a.ticket"
+    iterand.save_ticket(iterand.prune_(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), 0.5), path)
+    lazy = nn.Sequential(nn.Linear(3, 4), nn.LazyBatchNorm1d())
+    with pytest.raises(TicketError, match=r"'1\.weight' of Sequential has no shape yet; run one forward pass"):
+        iterand.load_ticket(path, lazy)
+
+
 def test_files_that_are_no_tickets(tmp_path):
     assert "no whole safetensors file" in refused(b"", tmp_path)
-    assert "no whole safetensors file" in refused(b"PK\3\4 something else", tmp_path)
+    assert "no ticket, nor any other safetensors file" in refused(b"PK\3\4 something else", tmp_path)
     assert "but no ticket" in refused(save({"a": torch.zeros(3)}), tmp_path)
     assert "but no ticket" in refused(save({"sha256": torch.zeros(32)}, {"other": "x"}), tmp_path)
     with pytest.raises(FileNotFoundError):

@@ -12,6 +12,8 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryv
     Folders that are missing are made; a link is followed, so that it keeps pointing where it did.
     """
     target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; give the name of a file")
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
     try:

@@ -5,6 +5,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
@@ -16,9 +17,19 @@ out = Console()
 err = Console(stderr=True)
 
 
+def say(text: str, *, to: Console = out, end: str = "\n") -> None:
+    """A line as it is: what users named is no markup, and a path is not broken."""
+    to.print(text, end=end, soft_wrap=True, markup=False, highlight=False)
+
+
+def warn(text: str, kind: str = "[yellow]warning:[/]") -> None:
+    """A sentence on stderr."""
+    err.print(f"{kind} {escape(text)}", highlight=False, soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
     """One JSON object for scripts."""
-    out.print(json.dumps(value), soft_wrap=True, markup=False, highlight=False)
+    say(json.dumps(value))
 
 
 def progress_bar() -> Progress:
@@ -41,7 +52,7 @@ class ProgressObserver:
     def __init__(self, progress: Progress, label: str) -> None:
         self.progress = progress
         self.label = label
-        self.task = progress.add_task(label, total=None, note="")
+        self.task = progress.add_task(escape(label), total=None, note="")
         self._shown = time.monotonic()
 
     def step(self, session: "Session") -> None:
@@ -59,7 +70,7 @@ class ProgressObserver:
         self._update(session, session.epoch * session.steps_per_epoch, note)
         if not err.is_terminal and time.monotonic() - self._shown > _SECONDS_A_LINE:
             self._shown = time.monotonic()
-            err.print(f"{self.label}: {note}", highlight=False, soft_wrap=True)
+            say(f"{self.label}: {note}", to=err)
 
     def _update(self, session: "Session", done: int, note: str) -> None:
         total = session.recipe.training.epochs * session.steps_per_epoch

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from iterand.cli.console import err, out, print_json, progress_bar
+from iterand.cli.console import err, out, print_json, progress_bar, say
 from iterand.data import catalog
 from iterand.data.location import VARIABLE, data_folder
 from iterand.data.packing import QUALITY, Scaling
@@ -51,7 +51,7 @@ def fetch(name: Name = None, data_dir: DataDir = None, json: Json = False) -> No
         with _download_bar(entry) as advance:
             fetched[entry] = str(catalog.fetch(entry, root, advance))
         if not json:
-            out.print(f"{entry}: {fetched[entry]}", markup=False, highlight=False, soft_wrap=True)
+            say(f"{entry}: {fetched[entry]}")
     if json:
         print_json({"data_dir": str(root), "sets": fetched})
 
@@ -69,7 +69,7 @@ def check(name: Name = None, data_dir: DataDir = None, json: Json = False) -> No
             results[entry] = {"right": False, "found": str(error)}
         if not json:
             where = out if results[entry]["right"] else err
-            where.print(f"{entry}: {results[entry]['found']}", markup=False, highlight=False, soft_wrap=True)
+            say(f"{entry}: {results[entry]['found']}", to=where)
     if json:
         print_json({"data_dir": str(root), "sets": results})
     if not all(result["right"] for result in results.values()):
@@ -98,7 +98,7 @@ def pack(
         return
     for part, path in packs.items():
         told = f"{name} {part}: {path}, {size(path.stat().st_size)}"
-        out.print(told, markup=False, highlight=False, soft_wrap=True)
+        say(told)
 
 
 def _names(name: str | None) -> list[str]:

@@ -8,7 +8,7 @@ import typer
 
 from iterand import __version__
 from iterand.cli import bench, data, report, reproduce, theory, ticket, train
-from iterand.cli.console import err, out
+from iterand.cli.console import err, out, warn
 from iterand.errors import IterandError
 from iterand.training.interrupt import Interrupted
 
@@ -54,16 +54,12 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(1)
     except (IterandError, ValueError, OSError) as error:
-        err.print(f"[bold red]error:[/] {_plain(error)}", highlight=False, soft_wrap=True)
+        warn(str(error), "[bold red]error:[/]")
         sys.exit(1)
 
 
-def _plain(error: Exception) -> str:
-    return str(error).replace("[", r"\[")
-
-
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    err.print(f"[yellow]warning:[/] {message}", highlight=False, soft_wrap=True)
+    warn(str(message))
 
 
 if __name__ == "__main__":

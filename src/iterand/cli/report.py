@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from iterand.cli.console import err, out
+from iterand.cli.console import say, warn
 from iterand.experiments.report.as_json import as_json
 from iterand.experiments.report.assembly import Report, read_report
 from iterand.experiments.report.markdown import as_markdown
@@ -39,12 +39,12 @@ def report(
     found = read_report(folder, profile=profile, scale=scale)
     text = _WRITE[form](found)
     for sentence in found.damaged:
-        err.print(f"[yellow]warning:[/] damaged record {sentence}", highlight=False, soft_wrap=True)
+        warn(f"damaged record {sentence}")
     if output is None and form is not Format.HTML:
-        out.print(text, end="", soft_wrap=True, markup=False, highlight=False)
+        say(text, end="")
         return
     atomic_write(output or _PAGE, text.encode())
-    out.print(f"{output or _PAGE}: {_what(found)}", highlight=False, soft_wrap=True, markup=False)
+    say(f"{output or _PAGE}: {_what(found)}")
 
 
 def _what(found: Report) -> str:

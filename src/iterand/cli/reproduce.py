@@ -11,10 +11,9 @@ from typing import Annotated, Any, NamedTuple
 import torch
 import typer
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
-from iterand.cli.console import err, out, print_json
+from iterand.cli.console import err, out, print_json, warn
 from iterand.cli.runs_table import watching
 from iterand.cli.train import Compile, DataDir, Device, Graph, Json
 from iterand.experiments.catalog import Experiment, experiment_names, find_experiment
@@ -98,7 +97,7 @@ def reproduce(
             out.print(_table(entry, sweep.results[entry.name], scale))
     errors = dict.fromkeys(error for cells in sweep.results.values() for cell in cells for error in cell.errors)
     for error in errors:
-        err.print(f"[red]failed:[/] {escape(error)}", highlight=False, soft_wrap=True)
+        warn(error, "[red]failed:[/]")
     if errors:
         raise typer.Exit(1)
 

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.progress import TaskID
 from rich.table import Table
 
-from iterand.cli.console import err, progress_bar
+from iterand.cli.console import err, progress_bar, say
 from iterand.experiments.task import Event, Task
 
 _STATES = ("pending", "running", "done", "failed")
@@ -86,7 +86,7 @@ class RunsTable:
         else:
             return
         self._said = time.monotonic()
-        err.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(line, to=err)
 
 
 def _outcome(event: Event) -> str:

@@ -12,7 +12,7 @@ from rich.table import Table
 from safetensors.torch import save
 from torch import Tensor
 
-from iterand.cli.console import err, out, print_json
+from iterand.cli.console import err, out, print_json, say
 from iterand.errors import IterandError, TicketError
 from iterand.experiments.report.formatting import size
 from iterand.files import atomic_write
@@ -68,13 +68,9 @@ def verify(
     if json:
         print_json({"path": str(file), "layers": len(ticket.layers), "kept": kept, "run": run and str(run), "ok": True})
         return
-    out.print(
-        f"{file}: whole; {len(ticket.layers)} layers, {kept:,} kept weights, as they were saved",
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(f"{file}: whole; {len(ticket.layers)} layers, {kept:,} kept weights, as they were saved")
     if run is not None:
-        out.print(f"equal, bit for bit, to the weights of {run}", highlight=False, soft_wrap=True)
+        say(f"equal, bit for bit, to the weights of {run}")
 
 
 @app.command()
@@ -207,4 +203,4 @@ def _report(file: Path, target: Path, json: bool, note: str, **facts: float) -> 
     if json:
         print_json({"path": str(file), "written": str(target), "bytes": written, **facts})
     else:
-        out.print(f"{target}: {size(written)}; {note}", highlight=False, markup=False, soft_wrap=True)
+        say(f"{target}: {size(written)}; {note}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from iterand.cli.console import ProgressObserver, err, out, print_json, progress_bar
+from iterand.cli.console import ProgressObserver, err, out, print_json, progress_bar, say
 from iterand.errors import IterandError
 from iterand.experiments.library import find_recipe, recipe_names
 from iterand.experiments.report.formatting import size
@@ -66,8 +66,8 @@ def train(
     out.print(f"weights        {result['kept']:,} of {result['weights']:,} kept, {trained}")
     if "ticket_bytes" in result:
         ticket, dense = result["ticket_bytes"], result["float32_bytes"]
-        out.print(f"ticket         {size(ticket)} beside {size(dense)} as float32: {where.path / TICKET}")
-    out.print(f"run            {where.path}", soft_wrap=True)
+        say(f"ticket         {size(ticket)} beside {size(dense)} as float32: {where.path / TICKET}")
+    say(f"run            {where.path}")
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def recipes(
         if json:
             print_json(recipe_file.as_dict(settled))
         else:
-            out.print(recipe_file.to_toml(settled), end="", markup=False, highlight=False, soft_wrap=True)
+            say(recipe_file.to_toml(settled), end="")
         return
     found = {entry: find_recipe(entry).description for entry in recipe_names()}
     if json:

@@ -94,11 +94,11 @@ def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = No
     if path.is_dir():
         folder = RunFolder(path)
         recipe = folder.recipe()
-        data = _load(recipe, device, data_dir)
-        session = _session(recipe, data, device)
         saved = checkpoint.read(path)
         if saved is None:
             raise CheckpointError(f"{path} holds no checkpoint; train it first")
+        data = _load(recipe, device, data_dir)
+        session = _session(recipe, data, device)
         session.restore(saved)
         model: nn.Module = session.model
     else:

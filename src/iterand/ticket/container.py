@@ -49,6 +49,8 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON header and the tensors of a ticket whose bytes are whole."""
+    if len(data) > 8 and data[8:9] != b"{":
+        raise TicketError("this is no ticket, nor any other safetensors file")
     try:
         tensors = safetensors.torch.load(data)
     except SafetensorError as error:

@@ -5,6 +5,7 @@ from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from iterand.errors import TicketError
@@ -57,6 +58,9 @@ def _check_fits(ticket: Ticket, model: nn.Module) -> None:
     expected = ticket.shapes()
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     kind = type(model).__name__
+    for name, value in state.items():
+        if is_lazy(value):
+            raise TicketError(f"{name!r} of {kind} has no shape yet; run one forward pass before loading")
     for name, (dtype, shape) in expected.items():
         if name not in state:
             raise TicketError(f"it holds {name!r}, which {kind} does not have; is it a ticket of another model?")

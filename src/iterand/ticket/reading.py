@@ -94,6 +94,8 @@ class Ticket:
 def read_ticket(path: str | os.PathLike[str]) -> Ticket:
     """Open a ticket: checksum, structure and limits are checked, streams are left as they are."""
     try:
+        if Path(path).is_dir():
+            raise TicketError("this is a folder; that of a run holds its ticket as model.ticket")
         return parse(Path(path).read_bytes())
     except TicketError as error:
         raise TicketError(f"ticket {str(path)!r}: {error}") from None

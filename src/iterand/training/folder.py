@@ -29,7 +29,10 @@ _OWN = (RECIPE, METRICS, ENVIRONMENT, RECORD, TICKET, checkpoint.NAME, checkpoin
 
 def default_path(recipe: Recipe, base: Path = Path("runs")) -> Path:
     """Where a run belongs: its name comes from its settings, so no run is done twice."""
-    return base / f"{recipe.name}-{recipe_file.digest(recipe)}"
+    name = recipe.name
+    if not name.strip() or not name.isprintable() or name[0] in "-." or "/" in name or "\\" in name:
+        raise ValueError(f"name is {name!r}, by which no folder can be called; choose another, or give --out")
+    return base / f"{name}-{recipe_file.digest(recipe)}"
 
 
 class RunFolder:

@@ -11,7 +11,7 @@ from iterand.errors import IterandError
 from iterand.training.folder import RunFolder
 from iterand.training.interrupt import Interrupted, StopRequest
 from iterand.training.learning_rate import learning_rate
-from iterand.training.norm_statistics import recompute_norms_
+from iterand.training.norm_statistics import check_norms, recompute_norms_
 from iterand.training.recipe import Recipe
 from iterand.training.session import Session
 from iterand.training.steps import Step
@@ -55,6 +55,7 @@ def train(
 ) -> Iterator[None]:
     """Train from wherever the session stands to the end, saving as it goes; each step is done when it is asked for."""
     recipe, ranks = session.recipe, session.ranks
+    check_norms(session)
     saving = _Saving(session, folder)
     started = time.monotonic() - session.seconds
     compiled = session.device.type != "cuda"
@@ -75,7 +76,7 @@ def train(
             yield
         last = session.epoch + 1 == recipe.training.epochs
         if last and recipe.training.norm_statistics == "recomputed":
-            recompute_norms_(session, _batches(session, data.train, recipe.training.epochs))
+            recompute_norms_(session, _heeding(request, session, _batches(session, data.train, recipe.training.epochs)))
         ranks.compare(session.model, f"after epoch {session.epoch + 1}")
         measured = step.evaluate(data.validation)
         yield  # others may give the device work before this run waits for it
@@ -121,6 +122,14 @@ def _batches(session: Session, split: Split, epoch: int, first: int = 0) -> Iter
     key = philox.key(recipe.seed, "augmentation")
     left = order[first * size : session.steps_per_epoch * size]
     return session.ranks.batches(split, left, size, lambda index: philox.philox(index, epoch, key, philox.DATA))
+
+
+def _heeding(request: StopRequest, session: Session, batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The batches, until a stop is asked for; what was saved last is before them."""
+    for batch in batches:
+        if session.ranks.any(request.asked):
+            raise Interrupted
+        yield batch
 
 
 def _end_epoch(session: Session, measured: dict[str, float]) -> dict[str, Any]:
