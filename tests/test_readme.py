@@ -1,4 +1,4 @@
-"""The code in README.md, run as it is printed."""
+"""The code in README.md and docs/beyond.md, run as it is printed."""
 
 import re
 from pathlib import Path
@@ -8,9 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import iterand
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+BEYOND = (ROOT / "docs" / "beyond.md").read_text()
+
+
+def blocks(page):
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
 
 class MyNetwork(nn.Module):
@@ -34,14 +40,30 @@ def names():
 
 def test_the_code_runs_as_printed(names, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert len(BLOCKS) == 2
-    exec(BLOCKS[0], names)
+    first, second = blocks(README)
+    exec(first, names)
     images = names["loader"][0][0]
     assert torch.equal(names["model"].eval()(images), names["plain"].eval()(images))
     assert (tmp_path / "mine.ticket").stat().st_size < 4 * (8 * 9 + 288 * 10)
     assert "bits a weight" in capsys.readouterr().out
-    exec(BLOCKS[1], names)
+    exec(second, names)
     assert set(names["model"].state_dict()) == set(MyNetwork().state_dict())
+
+
+def test_our_recipe_in_a_loop_of_ones_own(names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = blocks(BEYOND)
+    exec(code, names)
+    model, images = names["model"], names["loader"][0][0]
+    layers = iterand.masked_layers(model).values()
+    assert sum(int(layer.mask.sum()) for layer in layers) == round(0.1 * sum(layer.weight.numel() for layer in layers))
+    assert any(bool((layer.draw > 0).any()) for layer in layers)
+    plain = iterand.load_ticket("mine.ticket", MyNetwork()).eval()
+    assert torch.equal(plain(images), model.eval()(images))
+    found = torch.cat([images for images, _ in names["loader"]])
+    with torch.no_grad():
+        inputs = plain.features[0](found)
+    torch.testing.assert_close(plain.features[1].running_mean, inputs.mean((0, 2, 3)))
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))])
