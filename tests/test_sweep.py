@@ -25,7 +25,7 @@ from iterand.training import recipe_file
 
 def record(task, accuracy):
     result = {"test_accuracy": accuracy, "validation_accuracy": accuracy + 1, "kept": 3, "weights": 6}
-    result |= {"float32_bytes": 24, "ticket_bytes": 5}
+    result |= {"float32_bytes": 24, "ticket_bytes": 5 + 2 * task.recipe.seed}
     milliseconds = 0.5 if task.recipe.method.name == "iterand" else None
     return {
         "recipe": {"seed": task.recipe.seed},
@@ -52,6 +52,13 @@ def done(monkeypatch):
     for module in (sweep, reproduce):
         monkeypatch.setattr(module, "run_tasks", run_tasks)
     return asked
+
+
+def test_a_ticket_is_as_large_as_those_of_all_seeds_in_the_mean(tmp_path, done):
+    runs = Sweep([find_experiment("digits")], tmp_path, device="cpu", seeds=3)
+    runs.run(jobs=1)
+    sizes = {cell.cell.label: cell.summary()["ticket_bytes"] for cell in runs.results["digits"]}
+    assert sizes == {"SGD": None, "edge-popup": 7, "IteRand": 7}
 
 
 def test_a_run_that_two_experiments_share_is_done_once(tmp_path, done):

@@ -33,7 +33,8 @@ class CellResult:
         accuracies = [result["test_accuracy"] for result in results]
         values = [_measured(record, self.measure) for record in self.records]
         first = results[0] if results else {}
-        same = {key: first.get(key) for key in ("weights", "kept", "float32_bytes", "ticket_bytes")}
+        same = {key: first.get(key) for key in ("weights", "kept", "float32_bytes")}
+        tickets = [result["ticket_bytes"] for result in results if "ticket_bytes" in result]
         return {
             "label": self.cell.label,
             "method": self.cell.recipe.method.name,
@@ -50,6 +51,7 @@ class CellResult:
             "seconds": [record["seconds"] for record in self.records],
             "randomization_milliseconds": _mean(_randomizations(self.records)),
             **same,
+            "ticket_bytes": _mean(tickets),
             "errors": self.errors,
         }
 
