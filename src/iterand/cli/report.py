@@ -10,7 +10,6 @@ from iterand.cli.console import say, warn
 from iterand.experiments.report.as_json import as_json
 from iterand.experiments.report.assembly import Report, read_report
 from iterand.experiments.report.markdown import as_markdown
-from iterand.experiments.report.page import as_html
 from iterand.files import atomic_write
 
 
@@ -22,7 +21,6 @@ class Format(StrEnum):
     JSON = "json"
 
 
-_WRITE = {Format.HTML: as_html, Format.MD: as_markdown, Format.JSON: as_json}
 _PAGE = Path("report.html")
 
 
@@ -37,7 +35,7 @@ def report(
 ) -> None:
     """Set our results beside the paper's, in one page that needs no network."""
     found = read_report(folder, profile=profile, scale=scale)
-    text = _WRITE[form](found)
+    text = _written(found, form)
     for sentence in found.damaged:
         warn(f"damaged record {sentence}")
     if output is None and form is not Format.HTML:
@@ -45,6 +43,14 @@ def report(
         return
     atomic_write(output or _PAGE, text.encode())
     say(f"{output or _PAGE}: {_what(found)}")
+
+
+def _written(found: Report, form: Format) -> str:
+    if form is Format.HTML:
+        from iterand.experiments.report.page import as_html  # its plots need half a second to load
+
+        return as_html(found)
+    return as_markdown(found) if form is Format.MD else as_json(found)
 
 
 def _what(found: Report) -> str:
