@@ -1,0 +1,31 @@
+"""The examples run as they stand."""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_a_model_of_ones_own(tmp_path):
+    command = [sys.executable, ROOT / "examples" / "own_model.py", "--seeds", "1", "--epochs", "6"]
+    answer = subprocess.run([*command, "--json", tmp_path / "a.json"], capture_output=True, text=True, timeout=200)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    ways = json.loads((tmp_path / "a.json").read_text())["ways"]
+    trained, paper, ours = (ways[name]["test_accuracies"][0] for name in ways)
+    assert trained > ours > paper
+    assert all(name in answer.stdout for name in ways)
+
+
+@pytest.mark.parametrize("sparsity", ["0.5", "0.9"])
+def test_the_readme_says_what_its_records_say(sparsity):
+    record = json.loads((ROOT / "docs" / "records" / f"own-model-{sparsity}.json").read_text())
+    lines = [line.replace("*", "") for line in (ROOT / "README.md").read_text().splitlines()]
+    for name, way in record["ways"].items():
+        values = way["test_accuracies"]
+        said = f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+        assert any(line.startswith(f"| {name} |") and said in line for line in lines), (name, said)
