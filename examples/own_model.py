@@ -116,13 +116,26 @@ WAYS: dict[str, Callable[[Digits, float, int, int], nn.Module]] = {
 
 
 def main() -> None:
-    """A line for each way."""
+    """What is asked for, if it can be done."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sparsity", type=float, default=0.9)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--json", type=Path, help="file to write accuracies and sizes to")
     options = parser.parse_args()
+    if min(options.seeds, options.epochs) < 1:
+        parser.error(f"--seeds is {options.seeds} and --epochs {options.epochs}; both must be at least 1")
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json is {options.json}, in a folder that is not there")
+    try:
+        iterand.prune_(network(), options.sparsity)
+    except ValueError as error:
+        parser.error(str(error))
+    compare(options)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """Each way with every seed; a line as soon as it is done."""
     data, found = Digits(), {}
     print(f"digits, p = {options.sparsity:g}, {options.epochs} epochs, {options.seeds} seeds")
     for name, way in WAYS.items():

@@ -21,6 +21,22 @@ def test_a_model_of_ones_own(tmp_path):
     assert all(name in answer.stdout for name in ways)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--sparsity", "1.5"], "sparsity is 1.5; it is the share of weights pruned, from 0 to 1"),
+        (["--seeds", "0"], "--seeds is 0 and --epochs 60; both must be at least 1"),
+        (["--json", "nowhere/a.json"], "--json is nowhere/a.json, in a folder that is not there"),
+    ],
+)
+def test_what_cannot_be_done_is_said_at_once(tmp_path, arguments, sentence):
+    command = [sys.executable, ROOT / "examples" / "own_model.py", *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    assert answer.returncode == 2
+    assert sentence in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
 @pytest.mark.parametrize("sparsity", ["0.5", "0.9"])
 def test_the_readme_says_what_its_records_say(sparsity):
     record = json.loads((ROOT / "docs" / "records" / f"own-model-{sparsity}.json").read_text())

@@ -35,6 +35,12 @@ def _index_shift(number):
 
 
 @triton.jit
+def _reversed(index):
+    """Lower indices are kept first: how far each is from the last of 33 bits, three digits; and back."""
+    return 0x1FFFFFFFF - index
+
+
+@triton.jit
 def _chosen_digit(digits, need, DIGITS: tl.constexpr):
     """The digit of the ``need``-th highest, how many of these are left to find, and how many share the digit."""
     value = tl.arange(0, DIGITS)
@@ -58,6 +64,14 @@ def _known(rows, need, number, DIGITS: tl.constexpr):
         chosen, need, _many = _chosen_digit(rows + before * DIGITS, need, DIGITS)
         index |= chosen.to(tl.int64) << _index_shift(before)
     return key, index
+
+
+@triton.jit
+def _add(digits, group, number, counts, ROUNDS: tl.constexpr, DIGITS: tl.constexpr):
+    """Add a program's counts to those of all, if it has counted for a group."""
+    if group >= 0:
+        place = digits + (group * ROUNDS + number) * DIGITS + tl.arange(0, DIGITS)
+        tl.atomic_add(place, counts, mask=counts > 0, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["number"])
@@ -87,12 +101,10 @@ def count_digits(
             group = tl.load(members + layer * 2)
             if tl.load(numbers + group * COLUMNS + FAILED) != 0:
                 if group != present:
-                    rows = digits + group * (ROUNDS * DIGITS)
-                    if present >= 0:
-                        place = digits + (present * ROUNDS + number) * DIGITS + value
-                        tl.atomic_add(place, counts, mask=counts > 0, sem="relaxed")
+                    _add(digits, present, number, counts, ROUNDS, DIGITS)
                     counts = tl.zeros([DIGITS], tl.int32)
                     present = group
+                    rows = digits + group * (ROUNDS * DIGITS)
                     cut_key, cut_index = _known(rows, kept_of(ranges, kept, group), number, DIGITS)
                 exists = lane < left
                 ordered_key, _nan = ranked(
@@ -104,15 +116,13 @@ def count_digits(
                 exists = exists & ((bits ^ cut_key) >> _shift(number - 1) == 0)
                 if tl.max(exists.to(tl.int32), 0) > 0:
                     if INDICES:
-                        bits = 0x1FFFFFFFF - index_of(table, layer, start, lane) - tl.load(members + layer * 2 + 1)
+                        bits = _reversed(index_of(table, layer, start, lane) + tl.load(members + layer * 2 + 1))
                         exists = exists & ((bits ^ cut_index) >> _index_shift(number - 1) == 0)
                         shift = _index_shift(number)
                     digit = ((bits >> shift) & tl.where(number == 2, 1023, 2047)).to(tl.int32)
                     others = BLOCK - tl.sum(exists.to(tl.int32), 0)
                     counts += tl.histogram(tl.where(exists, digit, 0), DIGITS) - tl.where(value == 0, others, 0)
-        if present >= 0:
-            place = digits + (present * ROUNDS + number) * DIGITS + value
-            tl.atomic_add(place, counts, mask=counts > 0, sem="relaxed")
+        _add(digits, present, number, counts, ROUNDS, DIGITS)
 
 
 @triton.jit
@@ -137,7 +147,7 @@ def settle(
         if key == 0x7FFFFFFF:
             write_nothing(ranges, group, thresholds, lasts)
         else:
-            write_cut(members, ranges, group, threshold, 0x1FFFFFFFF - index, thresholds, lasts)
+            write_cut(members, ranges, group, threshold, _reversed(index), thresholds, lasts)
         # As wide as holds the wanted number, if scores lie as densely as around their first digit. If too many were
         # inside, they lie more densely than that.
         bottom = unordered(high ^ -2147483648)
