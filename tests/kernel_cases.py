@@ -1,8 +1,16 @@
-"""Scores that a selection could stumble over."""
+"""Scores that a selection could stumble over, and a selection that does not take long without a GPU."""
 
 import torch
 
 DENORMAL = 1e-42
+
+
+def shrink(monkeypatch):
+    """The interpreter takes milliseconds for what a GPU does in nanoseconds."""
+    from iterand.kernels import selection
+
+    monkeypatch.setattr(selection, "CANDIDATES", 512)
+    monkeypatch.setattr(selection, "_WANTED", 64)
 
 
 def cases(size):

@@ -163,6 +163,9 @@ def test_only_the_work_is_timed():
     assert timer.total() == 0
 
 
+ROUNDS = {"randomize": 0.174, "randomize, cut known": 0.083, "copy": 0.026}
+
+
 def test_targets():
     row = {"network": "conv6", "execution": "eager", "method": "iterand", "batch": 128}
     tables = {"step": {"rows": [row | {"ratio_to_dense": {"median": 1.2}}, row | {"ratio_to_dense": None}]}}
@@ -172,6 +175,9 @@ def test_targets():
     fast = row | {"execution": "compiled graph", "ratio_to_dense": {"median": 1.01}, "host_syncs": 0}
     found = verdicts({"hardware": {"gpu": "NVIDIA H200"}}, {"step": {"rows": [fast]}})
     assert [(one["column"], one["met"]) for one in found] == [("ratio_to_dense", True), ("host_syncs", True)]
+    rounds = [{"network": "resnet18", "what": what, "milliseconds": {"median": time}} for what, time in ROUNDS.items()]
+    (met,) = verdicts({"hardware": {"gpu": "NVIDIA H200"}}, {"randomize": {"rows": rounds}})
+    assert (met["measured"], met["limit"], met["met"]) == (0.083, 0.1, True)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from iterand import IterativeRandomization, masked_layers, philox, prune_, scores, selection
+from iterand import IterativeRandomization, masked_layers, philox, prune_, randomize_, scores, selection
 from iterand.data import Batch
 from iterand.experiments.library import find_recipe
 from iterand.experiments.local import Reporter
@@ -79,8 +79,101 @@ def test_a_graph_does_what_the_plain_step_does(deterministic, method, precision)
             torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
 
 
+# In seven steps there are two rounds. While the first step is recorded, cuts are found to begin with, in three tries,
+# in the recording, and again for the scores as they were. Later a graph finds them by itself.
+ROUNDS = {
+    "scores stay": ([], 6, 0),
+    "scores follow": (["rate=1.0", "candidates=negative", "redrawn_scores=follow"], 6, 2),
+    "global": (["ranking=global", "sparsity=0.8"], 6, 0),
+    "schedule": (["sparsity=0.8", "sparsity_schedule=cubic"], 4, 2),
+    "schedule, scores follow": (["sparsity=0.8", "sparsity_schedule=cubic", "redrawn_scores=follow"], 4, 2),
+}
+
+
+@pytest.fixture
+def finds(monkeypatch):
+    """How often the host had cuts found, one entry each."""
+    from iterand.kernels.selection import Selection
+
+    found, find = [], Selection.find
+
+    def counted(selection):
+        found.append(selection)
+        find(selection)
+
+    monkeypatch.setattr(Selection, "find", counted)
+    return found
+
+
+@pytest.mark.parametrize("graph", [True, False], ids=["graph", "launches"])
+@pytest.mark.parametrize(("settings", "at_first", "later"), ROUNDS.values(), ids=ROUNDS)
+def test_cuts_are_found_once_and_rounds_are_those_of_the_plain_step(
+    deterministic, finds, settings, at_first, later, graph
+):
+    from iterand.training.fused import FusedStep
+
+    small = ["width_factor=0.5", "epochs=4", "batch_size=64", "channels_last=false", *settings]
+    plain, fused = session_of("conv6", small), session_of("conv6", small)
+    step = EagerStep(plain)
+    for batch in batches(7):
+        step.train(batch)
+        plain.advance(64)
+    finds.clear()
+    step, counts = FusedStep(fused, compile=False, graph=graph), []
+    for batch in batches(7):
+        step.train(batch)
+        fused.advance(64)
+        counts.append(len(finds))
+    if graph:
+        assert step._recordings["train"] is not None
+        assert (counts[0], counts[-1] - counts[0]) == (at_first, later)
+    else:
+        assert counts[-1] == 7 + later + (fused.recipe.method.sparsity_schedule == "constant")
+    assert next(iter(masked_layers(fused.model).values())).parametrization.rounds == 2
+    found = fused.capture().tensors
+    for name, tensor in plain.capture().tensors.items():
+        assert name.startswith("random") or torch.equal(found[name], tensor), name
+    cuts = step._trainable.cuts()
+    known = cuts.thresholds.clone(), cuts.lasts.clone()
+    cuts.find()
+    assert torch.equal(known[0], cuts.thresholds)
+    assert torch.equal(known[1], cuts.lasts)
+
+
+PLAIN = ["channels_last=false", "precision=float32"]
+
+
+def test_between_two_steps_cuts_are_those_of_the_scores(deterministic):
+    """Evaluations, a checkpoint that is restored and a round by hand come between the same steps."""
+    from iterand.training.fused import FusedStep
+
+    found = []
+    for fused in (False, True):
+        session = session_of("conv6", ["width_factor=0.5", "batch_size=64", "period=2", *PLAIN])
+        step = FusedStep(session, compile=False) if fused else EagerStep(session)
+        first, *rest = list(batches(6))
+        step.train(first)
+        saved = {name: tensor.clone() for name, tensor in session.model.state_dict().items()}
+        measured = []
+        for batch in rest:
+            step.train(batch)
+            session.advance(64)
+            measured.append(step.evaluate(_Whole(batch))())
+        session.model.load_state_dict(saved)
+        measured.append(step.evaluate(_Whole(first))())
+        randomize_(session.model, 0.5, redrawn_scores="follow")
+        measured.append(step.evaluate(_Whole(first))())
+        step.train(first)
+        found.append((session.capture().tensors, measured))
+    (plain, plainly), (tensors, measured) = found
+    for name, tensor in plain.items():
+        assert name.startswith("random") or torch.equal(tensors[name], tensor), name
+    assert [one["accuracy"] for one in measured] == [one["accuracy"] for one in plainly]
+
+
 RECIPES = {
     "layer": [],
+    "scores follow": ["candidates=negative", "redrawn_scores=follow"],
     "global with schedule": ["ranking=global", "sparsity=0.9", "sparsity_schedule=cubic", "epochs=1"],
     "global with floor": ["ranking=global", "sparsity=0.9", "floor=0.02"],
     "sgd": ["method.name=sgd"],

@@ -10,7 +10,7 @@ from iterand.training import recipe_file
 from iterand.training.recipe import Recipe
 from iterand.training.session import Session
 from iterand.training.steps import EagerStep
-from kernel_cases import cases
+from kernel_cases import cases, shrink
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 from iterand.kernels import cuts
@@ -37,9 +37,8 @@ SIZE = 100_000 if ON_GPU else 1200
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     monkeypatch.setattr(kernels, "_PROGRAMS", 3)  # so that one has blocks of several layers
-    if not ON_GPU:  # the interpreter takes milliseconds for what a GPU does in nanoseconds
-        monkeypatch.setattr(kernels, "CANDIDATES", 512)
-        monkeypatch.setattr(kernels, "_WANTED", 64)
+    if not ON_GPU:
+        shrink(monkeypatch)
     yield
     ALIVE.clear()
 

@@ -175,8 +175,8 @@ def masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
     """The masked tensors of a model by qualified name; a tied tensor once."""
     found: dict[Mask, MaskedLayer] = {}
     for path, module in unwrap(model).named_modules():
-        if not parametrize.is_parametrized(module):
-            continue
+        if "parametrizations" not in module._modules or not parametrize.is_parametrized(module):
+            continue  # the first alone would do, but that it is private; the second takes its time to say no
         for attribute, parametrizations in cast(nn.ModuleDict, module.parametrizations).items():
             mask = cast(nn.ModuleList, parametrizations)[0]
             if not isinstance(mask, Mask):

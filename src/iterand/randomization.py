@@ -4,7 +4,7 @@ Two things can be done differently than in the paper (docs/beyond.md says why): 
 what becomes of the score of a redrawn one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -41,12 +41,19 @@ def randomize_(
     would rather have with the other sign. With ``redrawn_scores="follow"`` a score changes its sign when its weight
     does.
     """
+    _randomize_(model, rate, candidates, redrawn_scores)
+
+
+def _randomize_(
+    model: nn.Module, rate: float, candidates: str, redrawn_scores: str, known_cuts: Callable[[], Any] | None = None
+) -> None:
     threshold = philox.coin_threshold(check_rate(rate))
     layers = list(require_masked_layers(model).values())
     negative, follow = _check_choices(layers, candidates, redrawn_scores)
     for group in _ranked_alike(layers):
         if _on_device(group):
-            _randomize_on_device_(group, threshold, negative, follow)
+            found = known_cuts() if known_cuts else _find_on_device(group)
+            redraw_on_device_(group, found, threshold, negative, follow)
         else:
             masks = calculate_masks([layer.parametrization for layer in group])
             for layer, mask in zip(group, masks):
@@ -118,19 +125,20 @@ def _on_device(layers: Sequence[MaskedLayer]) -> bool:
 
 
 @torch.no_grad()
-def _randomize_on_device_(layers: Sequence[MaskedLayer], threshold: int, negative: bool, follow: bool) -> None:
-    """The cut, then all layers in one launch; the host does not wait, so scores that are NaN do not raise here."""
+def _find_on_device(layers: Sequence[MaskedLayer]) -> Any:
+    """The cuts; the host does not wait, so scores that are NaN do not raise here."""
     found = selection_on_device([layer.parametrization for layer in layers])
     found.find()
-    redraw_on_device_(layers, found, threshold, negative, follow)
+    return found
 
 
+@torch.no_grad()
 def redraw_on_device_(
     layers: Sequence[MaskedLayer], found: Any, threshold: int, negative: bool = False, follow: bool = False
 ) -> None:
     """Redraw what cuts that were found prune, all layers in one launch."""
     from iterand.kernels import cuts
-    from iterand.kernels.layers import sent
+    from iterand.kernels.layers import sent, wrote
 
     masks = [layer.parametrization for layer in layers]
     origins = [mask.origin for mask in masks]
@@ -140,6 +148,9 @@ def redraw_on_device_(
         found, [layer.weight for layer in layers], [layer.draw for layer in layers], origins, normal_levels(device)
     )
     redraw.run(numbers, threshold, negative=negative, follow=follow)
+    wrote(tensor for layer in layers for tensor in (layer.weight, layer.draw))
+    if follow:
+        wrote(layer.score for layer in layers)
 
 
 class IterativeRandomization:
@@ -163,6 +174,8 @@ class IterativeRandomization:
         self.rate = check_rate(rate)
         _check_choices(require_masked_layers(model).values(), candidates, redrawn_scores)
         self.candidates, self.redrawn_scores = candidates, redrawn_scores
+        self.known_cuts: Callable[[], Any] | None = None
+        """Gives the cuts of all layers on a GPU, from whoever has found them anyway; else a round finds them."""
         self.iteration = 0
 
     def step(self) -> None:
@@ -173,7 +186,7 @@ class IterativeRandomization:
 
     def randomize(self) -> None:
         """One round, whatever the iteration."""
-        randomize_(self.model, self.rate, candidates=self.candidates, redrawn_scores=self.redrawn_scores)
+        _randomize_(self.model, self.rate, self.candidates, self.redrawn_scores, self.known_cuts)
 
     def state_dict(self) -> dict[str, Any]:
         """The count of iterations; the rounds themselves are the model's state."""

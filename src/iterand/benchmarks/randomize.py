@@ -15,6 +15,9 @@ from iterand.parametrization import selection_on_device
 from iterand.randomization import randomize_, redraw_on_device_
 from iterand.selection import HAS_TRITON
 
+CUT_KNOWN = "randomize, cut known"
+"""A round after a step of training, which has found the cut."""
+
 _RATE = 0.1
 
 
@@ -23,7 +26,8 @@ def measure(options: Options, notify: Notify) -> Table:
     table = Table(
         "randomize",
         [
-            f"'randomize' is a round at r = {_RATE}; 'redraw' is what comes after its cut, in one launch.",
+            f"'randomize' is a round at r = {_RATE} in a loop of one's own, which begins with finding the cut.",
+            f"'{CUT_KNOWN}' is what a round adds to training, where a step ends with the cut that the next one needs.",
             "All lies in the order of the weights, as in training; host milliseconds are until the call returns.",
             "'regenerate' writes all weights as their draws say, 'copy' as a stored copy says.",
         ],
@@ -48,7 +52,7 @@ def _rows(name: str, options: Options, notify: Notify) -> list[Row]:
     weights = sum(layer.weight.numel() for layer in layers)
     works: dict[str, Callable[[], Work]] = {
         "randomize": lambda: lambda: randomize_(model, _RATE),
-        **({"redraw": lambda: _redraw(layers)} if _has_kernels(device) else {}),
+        **({CUT_KNOWN: lambda: _redraw(layers)} if _has_kernels(device) else {}),
         "regenerate": lambda: _regenerate(layers),
         "copy": lambda: _copy(layers),
     }

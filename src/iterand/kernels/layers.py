@@ -1,6 +1,6 @@
 """Several tensors as one piece of work: which program works on which part of which tensor."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 BLOCK = 1024
 """Elements a program works on at a time."""
@@ -47,6 +48,12 @@ def pointers(tensors: Sequence[Tensor]) -> Tensor:
 def sent(numbers: Tensor, device: torch.device) -> Tensor:
     """Numbers of the host on a device; the host does not wait."""
     return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
+
+
+def wrote(tensors: Iterable[Tensor]) -> None:
+    """Tell torch, which counts what is written to a tensor, that a kernel has written to these."""
+    for tensor in tensors:
+        increment_version(tensor)
 
 
 def launching_on(device: torch.device) -> AbstractContextManager[Any]:

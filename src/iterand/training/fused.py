@@ -39,12 +39,20 @@ class Trainable(Protocol):
     state: list[Tensor]
     """What an update changes."""
 
+    def begin(self) -> None:
+        """Come before a step or an evaluation, never in a graph."""
+        ...
+
     def prepare(self) -> None:
         """Make the leaves what they should be."""
         ...
 
     def update(self, gradients: tuple[Tensor, ...]) -> None:
         """Train by the gradients of the leaves."""
+        ...
+
+    def end(self) -> None:
+        """Come after a step, never in a graph."""
         ...
 
     def recorded(self) -> None:
@@ -71,16 +79,20 @@ class FusedStep:
     def train(self, batch: Batch) -> None:
         """Forward, backward, update; count loss and hits."""
         whole = len(batch.labels) == self._session.recipe.training.batch_size
+        self._trainable.begin()
         if whole and self._graph and "train" not in self._recordings:
             self._recordings["train"] = self._record_training(self._laid_out(batch))
+            self._trainable.begin()  # trying it out was no step
         recording = self._recordings.get("train")
         if recording is not None and recording.fits(batch):
             recording.replay(batch)
         else:
             self._train(self._laid_out(batch), self._direct)
+        self._trainable.end()
 
     def evaluate(self, split: Split) -> Measured:
         """Go through one part of the data."""
+        self._trainable.begin()
         self._trainable.prepare()
         self._sums.reset()
         with torch.no_grad():

@@ -4,10 +4,12 @@ import torch
 from torch import Tensor
 
 from iterand.distributions import normal_levels
-from iterand.kernels.layers import pointers, same_order
+from iterand.kernels.layers import pointers, same_order, wrote
 from iterand.kernels.masking import MaskedWeights, ScoreUpdate
+from iterand.kernels.selection import Selection
 from iterand.masking import masked_layers
 from iterand.parametrization import selection_on_device
+from iterand.randomization import IterativeRandomization
 from iterand.training.session import Session
 
 _INSIDE = ".parametrizations."
@@ -29,6 +31,9 @@ class DenseParameters:
         for group in session.optimizer.param_groups:
             group["lr"] = torch.tensor(session.learning_rate, device=session.device)
 
+    def begin(self) -> None:
+        """Nothing: weights are what they are."""
+
     def prepare(self) -> None:
         """Nothing: weights are what they are."""
 
@@ -41,12 +46,23 @@ class DenseParameters:
         for leaf in self.leaves:
             leaf.grad = None
 
+    def end(self) -> None:
+        """Nothing: nothing depends on the weights."""
+
     def recorded(self) -> None:
         """Nothing: the optimizer has recorded where the gradients are."""
 
 
 class MaskedParameters:
-    """Scores, trained through masked weights: cut, mask, and later update, one launch each for all layers."""
+    """Scores, trained through masked weights: mask, later update and cut, one launch each for all layers.
+
+    A step ends with the cuts of the updated scores. They are what a randomization that follows prunes by, and what the
+    next step begins with: found once. Where a schedule changes how many weights are kept between two steps, there is no
+    such cut, and a step begins with finding its own.
+
+    Versions tell whether cuts are known: torch counts what it writes to scores and counts, and kernels that write past
+    it say so. Only a write through ``.data`` would go unseen; while a step lives, nobody else does that to its scores.
+    """
 
     def __init__(self, session: Session) -> None:
         layers = masked_layers(session.model)
@@ -54,10 +70,13 @@ class MaskedParameters:
         weights = [layer.weight.detach() for layer in layers.values()]
         for mask, weight in zip(masks, weights):
             mask.lie_as_(weight)
-        scores = [mask.score.detach() for mask in masks]
+        self._scores: list[Tensor] = [mask.score.detach() for mask in masks]
         if len({mask.ranking for mask in masks}) > 1 or any(weight.dtype != torch.float32 for weight in weights):
             raise CannotFuse("layers are ranked in different ways, or weights are not float32")
-        self._cuts = selection_on_device(masks)
+        self._kept = [mask.kept for mask in masks]
+        self._kept_moves = session.recipe.method.sparsity_schedule != "constant"
+        self._cuts: Selection = selection_on_device(masks)
+        self._cut_versions: list[int] | None = None
         half = session.recipe.training.precision == "bfloat16"
         # What norms add stays in float32, as under autocast.
         kinds = [torch.bfloat16 if half and weight.dim() > 1 else torch.float32 for weight in weights]
@@ -67,7 +86,7 @@ class MaskedParameters:
         self._masked = MaskedWeights(self._cuts, weights, self.leaves)
         momenta = momentum_buffers(session)
         self._step = ScoreUpdate(self._cuts, weights, momenta, self.leaves)
-        self.state: list[Tensor] = [*scores, *momenta]
+        self.state: list[Tensor] = [*self._scores, *momenta]
         model = session.model
         others = dict(model.named_parameters()) | dict(model.named_buffers())
         self.tensors: dict[str, Tensor] = {name: tensor for name, tensor in others.items() if _INSIDE not in name}
@@ -78,14 +97,32 @@ class MaskedParameters:
             group["lr"] = self._learning_rate
         self._recorded = torch.zeros(len(layers), dtype=torch.int64, device=session.device)
         normal_levels(weights[0].device)  # sent with a wait, which no step should have
+        for stepper in session.steppers:
+            if isinstance(stepper, IterativeRandomization):
+                stepper.known_cuts = self.cuts
+
+    def cuts(self) -> Selection:
+        """The cuts of the scores as they are, found unless they are known."""
+        versions = self._versions()
+        if self._cut_versions != versions:
+            self._cuts.find()
+            self._cut_versions = versions
+        return self._cuts
+
+    def begin(self) -> None:
+        """Have the cuts ready, if ``prepare`` does not find them."""
+        if not self._kept_moves:
+            self.cuts()
 
     def prepare(self) -> None:
-        """Find the cuts of the scores as they are, and mask the weights."""
-        self._cuts.find()
+        """Mask the weights."""
+        if self._kept_moves:
+            self._cuts.find()
         self._masked.compute()
 
     def update(self, gradients: tuple[Tensor, ...]) -> None:
-        """Update the scores by the gradients of the masked weights."""
+        """Update the scores by the gradients of the masked weights, and find their cuts."""
+        self._cut_versions = None  # until the end
         gradients = tuple(
             gradient if same_order(gradient, leaf) else torch.empty_like(leaf).copy_(gradient)
             for gradient, leaf in zip(gradients, self.leaves)
@@ -96,10 +133,21 @@ class MaskedParameters:
         else:
             addresses = pointers(gradients)
         self._step.run(addresses, self._learning_rate, self._settings.momentum, self._settings.weight_decay)
+        if not self._kept_moves:
+            self._cuts.find()
+
+    def end(self) -> None:
+        """The scores are others now, of which neither kernels nor graphs tell torch; their cuts were found."""
+        wrote(self._scores)
+        if not self._kept_moves:
+            self._cut_versions = self._versions()
 
     def recorded(self) -> None:
         """Tell the graph where its gradients are."""
         self._recorded.copy_(pointers(self._gradients))
+
+    def _versions(self) -> list[int]:
+        return [tensor._version for tensor in (*self._scores, *self._kept)]
 
 
 def momentum_buffers(session: Session) -> list[Tensor]:

@@ -1,0 +1,189 @@
+"""Cuts that a step of training has found are not found again, and never used when they are not those of the scores."""
+
+import pytest
+import torch
+
+from iterand import masked_layers, randomization, randomize_
+from iterand.data import Batch
+from iterand.masking import set_sparsity_
+from iterand.networks import build_network
+from iterand.training import recipe_file
+from iterand.training.recipe import Recipe
+from iterand.training.session import Session
+from iterand.training.steps import EagerStep
+from kernel_cases import shrink
+
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+from iterand.kernels import selection as kernels
+
+pytestmark = [
+    # The interpreter computes with NumPy, which warns of infinities that a GPU computes with as well.
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU tests/test_engine_cuda.py asks the same of graphs"),
+]
+CPU = torch.device("cpu")
+STEPS = 4
+
+
+@pytest.fixture
+def finds(monkeypatch):
+    """How often cuts were found, one entry each; randomization goes through the kernels, as on a GPU."""
+    shrink(monkeypatch)
+    monkeypatch.setattr(randomization, "_on_device", lambda layers: True)
+    found, find = [], kernels.Selection.find
+
+    def counted(selection):
+        found.append(selection)
+        find(selection)
+
+    monkeypatch.setattr(kernels.Selection, "find", counted)
+    return found
+
+
+def session_of(*settings):
+    base = ["network.name=digits_conv", "training.batch_size=16", "method.name=iterand", "rate=0.5", "epochs=1"]
+    recipe = recipe_file.override(Recipe(name="x"), [*base, *settings])
+    session = Session(recipe, build_network("digits_conv", width_factor=0.125, classes=10, seed=0), 2 * STEPS, CPU)
+    session.set_learning_rate(0.1)
+    return session
+
+
+def fused(session):
+    from iterand.training.fused import FusedStep
+
+    return FusedStep(session, compile=False, graph=False)
+
+
+BATCH = Batch((torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(1)),), torch.arange(16) % 10)
+
+
+class _Whole:
+    """A part of data that is one batch."""
+
+    def __len__(self):
+        return len(BATCH.labels)
+
+    def batches(self, order, size, random=None):
+        yield BATCH
+
+
+def trained(session, step):
+    for _ in range(STEPS):
+        step.train(BATCH)
+        session.advance(len(BATCH.labels))
+    return session.capture().tensors
+
+
+# Cuts found in STEPS steps, with a randomization after each second one. A first one is needed to begin with; after that
+# a step ends with the next. Scores that follow need another one, of which the last is left to a step to come. While a
+# schedule moves the number of kept weights, a step needs its own, and so does a randomization.
+CASES = {
+    "scores stay": ([], 1 + STEPS),
+    "scores follow": (["candidates=negative", "redrawn_scores=follow"], 1 + STEPS + 1),
+    "global": (["ranking=global", "sparsity=0.8"], 1 + STEPS),
+    "schedule": (["sparsity=0.8", "sparsity_schedule=cubic"], STEPS + 2),
+}
+
+
+@pytest.mark.parametrize(("settings", "count"), CASES.values(), ids=CASES)
+def test_a_cut_is_found_once_and_is_that_of_the_plain_step(finds, monkeypatch, settings, count):
+    session = session_of("period=2", *settings)
+    found = trained(session, fused(session))
+    assert len(finds) == count
+    assert next(iter(masked_layers(session.model).values())).parametrization.rounds == STEPS // 2
+    monkeypatch.undo()
+    session = session_of("period=2", *settings)
+    for name, tensor in trained(session, EagerStep(session)).items():
+        assert torch.equal(found[name], tensor), name
+
+
+def _nothing(session, step):
+    pass
+
+
+def _evaluate(session, step):
+    step.evaluate(_Whole())
+
+
+def _redraw(session, step):
+    session.steppers[0].randomize()
+
+
+def _add(session, step):
+    with torch.no_grad():
+        for layer in masked_layers(session.model).values():
+            layer.score.add_(0.1)
+
+
+def _restore(session, step):
+    session.model.load_state_dict(session.model.state_dict())
+
+
+def _prune_less(session, step):
+    set_sparsity_(session.model, 0.1)
+
+
+def _turn_scores(session, step):
+    randomize_(session.model, 1.0, redrawn_scores="follow")
+
+
+@pytest.mark.parametrize("change", [_nothing, _evaluate, _redraw])
+def test_what_changes_no_score_leaves_the_cuts_known(finds, change):
+    session = session_of("period=100")
+    step = fused(session)
+    step.train(BATCH)
+    before = len(finds)
+    change(session, step)
+    assert len(finds) == before
+    step.train(BATCH)
+    assert len(finds) == before + 1  # of the scores that this step has updated
+
+
+@pytest.mark.parametrize("change", [_add, _restore, _prune_less, _turn_scores])
+def test_what_changes_a_score_or_a_count_has_the_cuts_found_again(finds, change):
+    session = session_of("period=100")
+    step = fused(session)
+    step.train(BATCH)
+    change(session, step)
+    before = len(finds)
+    step.train(BATCH)
+    assert len(finds) == before + 2
+
+
+def test_a_step_that_fails_leaves_nothing_known(finds, monkeypatch):
+    session = session_of("period=100")
+    step = fused(session)
+    step.train(BATCH)
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "count", None)  # what comes after the scores were updated
+        with pytest.raises(TypeError):
+            step.train(BATCH)
+    before = len(finds)
+    step.evaluate(_Whole())
+    assert len(finds) == before + 1
+
+
+def test_randomization_by_hand_finds_its_cuts_whatever_is_known(finds):
+    """A score may have been written where torch does not count."""
+    session = session_of("period=100")
+    fused(session).train(BATCH)
+    for layer in masked_layers(session.model).values():
+        layer.score.data.neg_()
+    before = len(finds)
+    for number in (1, 2):
+        randomize_(session.model, 0.5)
+        assert len(finds) == before + number
+    layer = next(iter(masked_layers(session.model).values()))
+    assert not layer.draw[layer.mask].any()  # only what the scores as they are prune
+
+
+def test_torch_hears_of_what_is_redrawn(finds):
+    session = session_of()
+    layer = next(iter(masked_layers(session.model).values()))
+    tensors = (layer.weight, layer.draw, layer.score)
+    before = [tensor._version for tensor in tensors]
+    randomize_(session.model, 1.0)
+    after = [tensor._version for tensor in tensors]
+    assert after[0] > before[0]
+    assert after[1] > before[1]
+    assert after[2] == before[2]
