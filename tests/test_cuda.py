@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 import iterand
 from iterand import distributions, philox, selection
+from iterand.ticket import draws
+from iterand.ticket.reading import parse
+from iterand.ticket.writing import ticket_bytes
 
 pytestmark = [
     pytest.mark.cuda,
@@ -259,3 +262,30 @@ def test_nan_scores_are_never_silent(mlp, options):
     assert model(mlp.images.cuda()).isnan().any()
     with pytest.raises(ValueError, match=r"the scores of '3\.weight' contain NaN"):
         _ = [layer.mask for layer in iterand.masked_layers(model).values()]
+
+
+# --- Tickets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("latest", [False, True])
+def test_places_of_draws(latest):
+    history = [(philox.coin_threshold(0.1), 60), (philox.coin_threshold(0.3), 20)]
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(0, 1 << 33, (100_000,), generator=generator)
+    draw = torch.randint(1, 81, (100_000,), generator=generator)
+    key = philox.key(3, "layer.weight")
+    assert same(
+        draws.places(index.cuda(), draw.cuda(), key, history, latest=latest),
+        draws.places(index, draw, key, history, latest=latest),
+    )
+
+
+def test_ticket():
+    model = iterand.prune_(nn.Sequential(nn.Linear(300, 200), nn.Linear(200, 100)), 0.5, seed=3)
+    for _ in range(20):
+        iterand.randomize_(model, 0.1)
+        for score in iterand.scores(model):
+            score.data = score.data.roll(1)  # so that redrawn weights are kept
+    on_cpu = ticket_bytes(model)
+    assert {layer.stored for layer in parse(on_cpu).header.layers} <= {"first", "latest"}
+    assert ticket_bytes(model.cuda()) == on_cpu

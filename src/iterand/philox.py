@@ -60,9 +60,14 @@ def philox(index: Tensor, draw: Tensor | int, key: Key, stream: int = WEIGHT) ->
     return c0, c1, c2, c3
 
 
+def chunk_size(device: torch.device | str | None = None) -> int:
+    """How many elements suit the device at a time."""
+    return CHUNK if torch.device(device or "cpu").type == "cpu" else _DEVICE_CHUNK
+
+
 def chunks(count: int, device: torch.device | str | None = None) -> Iterator[slice]:
     """Slices that cover ``count`` elements in order, as large as suits the device."""
-    size = CHUNK if torch.device(device or "cpu").type == "cpu" else _DEVICE_CHUNK
+    size = chunk_size(device)
     for start in range(0, count, size):
         yield slice(start, min(start + size, count))
 

@@ -1,5 +1,6 @@
 """The ``iterand`` command: its parts put together, and one sentence for every error."""
 
+import gc
 import sys
 import warnings
 from typing import Any
@@ -46,6 +47,8 @@ def _options(
 def main() -> None:
     """Run the command line; what goes wrong is said in one sentence."""
     warnings.showwarning = _show_warning
+    if "triton" not in sys.modules:  # whose bindings complain at the end of what was not collected
+        gc.freeze()  # what was imported stays: looking through it for garbage, at the end above all, takes time
     try:
         app()
     except Interrupted:

@@ -71,14 +71,15 @@ def _toss(
     ``advance`` is told which weights are open, which rounds are tossed [rounds, 1], and which coins fell [rounds,
     weights]; it says which weights stay open.
     """
-    coins = thresholds(history)
+    device = index.device
+    coins = thresholds(history).to(device)
     tossed = coins.nonzero().squeeze(1)  # a coin of rate 0 never falls
     tossed = tossed.flip(0) if latest else tossed
-    for part in philox.chunks(len(index)):
-        open_ = philox.indices(part)
+    for part in philox.chunks(len(index), device):
+        open_ = philox.indices(part, device)
         start = 0
         while len(open_) and start < len(tossed):
-            numbers = tossed[start : start + max(1, philox.CHUNK // len(open_))]
+            numbers = tossed[start : start + max(1, philox.chunk_size(device) // len(open_))]
             start += len(numbers)
             rounds = numbers[:, None] + 1
             words = philox.philox(index[open_].repeat(len(rounds)), rounds.repeat(1, len(open_)).view(-1), key)

@@ -109,7 +109,9 @@ def _by_draw(state: Mask, index: Tensor, draw: Tensor, by_place: bool) -> _Told:
     if by_place and any(threshold < draws.ALWAYS for threshold, _ in state.history):
         expected = _expected_bits(state, draw)
         stored = min(expected, key=lambda way: expected[way])
-        place = draws.places(index[redrawn], draw[redrawn], state.key, state.history, latest=stored == "latest")
+        # Where the model is: tens of millions of coins take seconds on a CPU, and no time on a GPU.
+        index, draw_then = (tensor[redrawn].to(state.score.device) for tensor in (index, draw))
+        place = draws.places(index, draw_then, state.key, state.history, latest=stored == "latest").to("cpu")
         if place.all():
             told = torch.zeros_like(draw).index_copy_(0, redrawn, place)
             return _Told(stored, *_compact(told.numpy()), values)
