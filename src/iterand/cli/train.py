@@ -14,6 +14,7 @@ from iterand.experiments.library import find_recipe, recipe_names
 from iterand.experiments.report.formatting import size
 from iterand.experiments.running import evaluate_run, run
 from iterand.training import recipe_file
+from iterand.training.compilers import CompilersLeave
 from iterand.training.distributed import Ranks, joined
 from iterand.training.environment import choose_device
 from iterand.training.execution import Execution
@@ -53,7 +54,7 @@ def train(
                 device=ranks.device(choose_device(device)),
                 data_dir=data_dir,
                 fresh=fresh,
-                observer=ProgressObserver(progress, settled.name) if ranks.first else None,
+                observer=CompilersLeave(ProgressObserver(progress, settled.name)) if ranks.first else None,
                 execution=Execution(compile=compile, graph=graph),
                 ranks=ranks,
             )
