@@ -15,20 +15,21 @@ warnings.simplefilter("ignore")
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from iterand.kernels import bracket, convolution, digits, masking, randomization
+from iterand.kernels import bracket, convolution, digits, masking, norm_passes, randomization, sums
 from iterand.kernels.layers import EXACT
 
 INTEGERS = {"owner", "halves", "any_failed", "keys", "digits", "normal"}
-FLOATS = {"sums", "first_thresholds", "thresholds", "bracket", "learning_rate"}
+FLOATS = {"sums", "found", "shift", "mean", "variance", "first_thresholds", "thresholds", "bracket", "learning_rate"}
 SCALARS = {"blocks": "i32", "pixels": "i32", "parts": "i32", "count": "i32", "number": "i32", "coin": "i64",
-           "momentum": "fp32", "weight_decay": "fp32"}
+           "channels": "i32", "each": "i32", "eps": "fp32", "momentum": "fp32", "weight_decay": "fp32"}
 SIZES = {"CANDIDATES": 8192, "WANTED": 512, "BLOCK": 1024, "PARTS": 4, "TILE": 32, "OTHERS": 128, "ROUNDS": 6,
          "DIGITS": 2048}
 
 
 CONVOLUTION = {"HEIGHT": 32, "WIDTH": 32, "ROWS": 16, "COLUMNS": 16, "INPUTS": 3, "OUTPUTS": 20, "KERNEL": 3,
                "STRIDE": 2, "IN": 32, "OUT": 32, "STEPS": 1, "PIXELS": 128, "EACH": 4}
-HALVES = {"images", "weight", "result", "gradient", "for_images"}
+NORM = {"WIDTH": 64, "HEIGHT": 64, "WEIGHTED": True, "SHIFTED": True, "RECTIFIED": True}
+HALVES = {"images", "added", "for_added", "weight", "result", "gradient", "for_images"}
 
 
 def kind(name, kernel):
@@ -64,7 +65,12 @@ found = {
     "convolution, more channels": compiled(convolution._convolve, **CONVOLUTION | {"INPUTS": 32, "STEPS": 9}),
     "its gradient by images": compiled(convolution._spread, **CONVOLUTION),
     "its gradient by weights": compiled(convolution._correlate, **CONVOLUTION),
-    "sum of parts": compiled(convolution._add_up, BLOCK=64),
+    "sum of parts": compiled(sums._add_up, ROWS=512, COLUMNS=8),
+    "sums of images": compiled(norm_passes.sum_up, **NORM),
+    "mean and deviation": compiled(norm_passes.conclude, ROWS=512, COLUMNS=8),
+    "norm": compiled(norm_passes.rescale, **NORM, ADDED=True),
+    "sums of gradients": compiled(norm_passes.sum_up_gradients, **NORM, FROM_RESULT=False),
+    "gradients of a norm": compiled(norm_passes.spread_gradients, **NORM, FROM_RESULT=True, ADDED=True, OWN=True),
 }
 print(json.dumps(found))
 """
@@ -78,5 +84,5 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path):
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr[-2000:]
     found = json.loads(answer.stdout.splitlines()[-1])
-    assert len(found) == 15
+    assert len(found) == 20
     assert all(size > 1000 for size in found.values()), found

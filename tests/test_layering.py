@@ -63,7 +63,8 @@ for module in pkgutil.walk_packages(iterand.__path__, "iterand."):
 
 def test_only_the_fused_step_needs_triton():
     """There is none for macOS and Windows."""
-    others = ["iterand.kernels", "iterand.training.fused", "iterand.training.trainable", "iterand.__main__"]
+    fused = [f"iterand.training.{name}" for name in ("fused", "fusion", "trainable")]
+    others = ["iterand.kernels", *fused, "iterand.__main__"]
     command = [sys.executable, "-c", WITHOUT_TRITON, *others]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert answer.returncode == 0, answer.stderr[-2000:]

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from iterand.kernels.layers import launching_on
+from iterand.kernels.sums import add_up
 
 WIDEST = 2048
 """More channels, those that come in times those that go out, are left to cuDNN, and more than 128 of either."""
@@ -79,7 +80,7 @@ def convolve_backward(
             _spread[(triton.cdiv(own, PIXELS),)](gradient, weight, for_images, own, **constants)
         each = triton.cdiv(triton.cdiv(pixels, parts), PIXELS)
         _correlate[(parts, constants["STEPS"])](gradient, images, sums, pixels, EACH=each, **constants)
-        _add_up[(triton.cdiv(weight.numel(), 64),)](sums, for_weight, parts, weight.numel(), BLOCK=64)
+        add_up(sums, for_weight)
     return for_images, for_weight
 
 
@@ -208,17 +209,6 @@ def _correlate(
     entry, entries = _entries(step, INPUTS, KERNEL, IN)
     place = output[:, None] * (KERNEL * KERNEL * INPUTS) + entry[None, :]
     tl.store(row + place, total, mask=(output < OUTPUTS)[:, None] & entries[None, :])
-
-
-@triton.jit
-def _add_up(sums, result, parts, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    rows = tl.arange(0, BLOCK)
-    total = tl.zeros([BLOCK, BLOCK], tl.float32)
-    for first in range(0, parts, BLOCK):
-        part = first + rows
-        total += _read(sums + part[:, None] * count + at[None, :], (part < parts)[:, None] & (at < count)[None, :])
-    tl.store(result + at, tl.sum(total, 0).to(result.dtype.element_ty), mask=at < count)
 
 
 @triton.jit

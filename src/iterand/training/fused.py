@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from iterand.data import Batch, Split
-from iterand.kernels.convolution import narrow_
 from iterand.masking import skeleton
+from iterand.training.fusion import fuse_
 from iterand.training.outputs import correct_of, laid_out, loss_of, outputs_of
 from iterand.training.recipe import Recipe
 from iterand.training.recording import CannotRecord, Recording
@@ -161,7 +161,7 @@ class _Network:
 
     def __init__(self, recipe: Recipe, bare: nn.Module) -> None:
         if recipe.training.precision == "bfloat16" and recipe.training.channels_last:
-            narrow_(bare)
+            fuse_(bare)
         self.skeleton = bare
         self._recipe = recipe
 

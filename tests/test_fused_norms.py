@@ -1,0 +1,149 @@
+"""Batch norms with what follows them are those of torch, on a GPU or through Triton's interpreter."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+pytest.importorskip("triton", reason="the kernels are written in Triton")
+from iterand.kernels import normalization
+from iterand.kernels.normalization import FusedNorm, normalize, statistics
+from iterand.networks.resnet import imagenet_resnet, resnet20
+from iterand.networks.vgg import vgg11
+from iterand.training import fusion
+from iterand.training.fusion import fuse_
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+TYPES = [torch.float32, *([torch.bfloat16] if ON_GPU else [])]  # the interpreter cuts off where hardware rounds
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    if not ON_GPU:
+        monkeypatch.setattr(normalization, "_TILE", 256)
+        monkeypatch.setattr(normalization, "_PROGRAMS", 6)
+
+
+def images_of(channels, side, kind=torch.float32, batch=4, mean=3.0):
+    generator = torch.Generator().manual_seed(channels)
+    images = torch.randn(batch, channels, side, side, generator=generator) * 2 + mean
+    return images.to(DEVICE, kind).to(memory_format=torch.channels_last).requires_grad_()
+
+
+def pair(channels, affine, rectified):
+    """An ordinary norm, and the same norm computed by the kernels."""
+    torch.manual_seed(channels)
+    plain = nn.BatchNorm2d(channels, affine=affine, device=DEVICE)
+    if affine:
+        nn.init.normal_(plain.weight)
+        nn.init.normal_(plain.bias)
+    fused = copy.deepcopy(plain)
+    fused.__class__ = FusedNorm
+    fused.rectified = rectified
+    return plain, fused
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("rectified", [True, False])
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize(("channels", "side", "affine"), [(16, 5, False), (20, 4, True), (100, 3, True), (1, 3, True)])
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_norm_and_its_gradients(channels, side, affine, adds, rectified, training, kind):
+    plain, fused = pair(channels, affine, rectified)
+    plain.double().train(training)
+    fused.train(training)
+    images = images_of(channels, side, kind)
+    added = images_of(channels, side, kind, mean=0.0) if adds else None
+    result = fused(images, added)
+    wanted = plain(images.double()) + (0 if added is None else added.double())
+    wanted = wanted.relu() if rectified else wanted
+    close = {"rtol": 2e-2, "atol": 2e-2} if kind == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+    assert result.dtype == kind
+    assert result.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(result.double(), wanted, **close)
+    for name, buffer in plain.named_buffers():
+        torch.testing.assert_close(fused.get_buffer(name).to(buffer.dtype), buffer, rtol=1e-5, atol=1e-6)
+    given = torch.randn_like(result)
+    leaves = [images, *([] if added is None else [added])]
+    found = torch.autograd.grad(result, [*leaves, *fused.parameters()], given)
+    right = torch.autograd.grad(wanted, [*leaves, *plain.parameters()], given.double())
+    for gradient, other in zip(found, right):
+        scale = max(1e-3, other.abs().max().item())
+        torch.testing.assert_close(gradient.double() / scale, other.double() / scale, **close)
+
+
+def test_values_far_from_zero_keep_their_variance():
+    plain, fused = pair(8, False, False)
+    images = images_of(8, 6, mean=3000.0)
+    torch.testing.assert_close(fused(images).double(), plain.double()(images.double()), rtol=1e-3, atol=1e-3)
+
+
+def test_one_bad_pixel_spoils_its_channel_only():
+    _, fused = pair(8, False, True)
+    images = images_of(8, 4).detach()
+    images[1, 3, 2, 2] = torch.nan
+    bad = fused(images).isnan().any(dim=(0, 2, 3))
+    assert bad.tolist() == [channel == 3 for channel in range(8)]
+
+
+def test_a_channel_without_variance():
+    _, fused = pair(4, False, False)
+    images = torch.full((2, 4, 3, 3), 5.1, device=DEVICE).to(memory_format=torch.channels_last)
+    assert not fused(images).any()
+
+
+def test_one_value_a_channel_is_refused():
+    _, fused = pair(4, False, False)
+    with pytest.raises(ValueError, match="one value a channel"):
+        fused(torch.ones(1, 4, 1, 1, device=DEVICE))
+
+
+def test_memory_in_another_order_is_refused():
+    found = torch.ones(2, 4, device=DEVICE)
+    with pytest.raises(ValueError, match="do not lie channels last"):
+        normalize(torch.ones(2, 4, 3, 3, device=DEVICE), found, None, None, None, False, True)
+
+
+def test_as_torch_registers_it():
+    images, found = images_of(4, 3), torch.rand(2, 4, device=DEVICE) + 0.5
+    added, weight = images_of(4, 3), torch.ones(4, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(normalize, (images, found, weight, None, added, True, False))
+    averages = torch.zeros(4, device=DEVICE), torch.ones(4, device=DEVICE)
+    count = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    torch.library.opcheck(statistics, (images.detach(), *averages, count, 0.1, 1e-5))
+
+
+NETWORKS = {
+    "resnet20": lambda: resnet20(width_factor=0.25),
+    "vgg11": lambda: vgg11(width_factor=0.25),
+    "bottlenecks": lambda: imagenet_resnet((((8, 8, 16), 2), ((16, 16, 32), 1)), classes=10),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_whole_network(name, monkeypatch):
+    monkeypatch.setattr(fusion, "narrow_", lambda network: None)  # these are in bfloat16
+    if not ON_GPU:
+        monkeypatch.setattr(normalization, "_TILE", 1 << 18)  # the interpreter takes its time for every program
+    torch.manual_seed(0)
+    network = NETWORKS[name]().to(DEVICE, memory_format=torch.channels_last)
+    fused = copy.deepcopy(network)
+    fuse_(fused)
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert sum(type(module) is FusedNorm for module in fused.modules()) == len(norms)
+    assert not any(isinstance(module, nn.ReLU) for module in fused.modules())
+    assert list(fused.state_dict()) == list(network.state_dict())
+    images = torch.randn(4, 3, 32, 32, device=DEVICE).to(memory_format=torch.channels_last)
+    tensors = dict(fused.named_parameters()) | dict(fused.named_buffers())
+    outputs, wanted = functional_call(fused, tensors, (images,)), network.double()(images.double())
+    torch.testing.assert_close(outputs.double(), wanted, rtol=1e-2, atol=1e-3)
+    found = torch.autograd.grad(outputs.square().sum(), list(fused.parameters()))
+    right = torch.autograd.grad(wanted.square().sum(), list(network.parameters()))
+    for gradient, other in zip(found, right):
+        assert torch.nn.functional.cosine_similarity(gradient.double().flatten(), other.flatten(), dim=0) > 0.999
+    network.eval()
+    fused.eval()
+    torch.testing.assert_close(fused(images).double(), network(images.double()), rtol=1e-2, atol=1e-3)
