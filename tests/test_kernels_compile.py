@@ -15,13 +15,14 @@ warnings.simplefilter("ignore")
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from iterand.kernels import bracket, convolution, digits, masking, norm_passes, randomization, sums
+from iterand.kernels import bracket, convolution, digits, masking, norm_passes, pooling, randomization, sums
 from iterand.kernels.layers import EXACT
 
 INTEGERS = {"owner", "halves", "any_failed", "keys", "digits", "normal"}
 FLOATS = {"sums", "found", "shift", "mean", "variance", "first_thresholds", "thresholds", "bracket", "learning_rate"}
 SCALARS = {"blocks": "i32", "pixels": "i32", "parts": "i32", "count": "i32", "number": "i32", "coin": "i64",
-           "channels": "i32", "each": "i32", "eps": "fp32", "momentum": "fp32", "weight_decay": "fp32"}
+           "channels": "i32", "columns": "i32", "each": "i32", "eps": "fp32",
+           "momentum": "fp32", "weight_decay": "fp32"}
 SIZES = {"CANDIDATES": 8192, "WANTED": 512, "BLOCK": 1024, "PARTS": 4, "TILE": 32, "OTHERS": 128, "ROUNDS": 6,
          "DIGITS": 2048}
 
@@ -39,7 +40,7 @@ def kind(name, kernel):
         return SCALARS[name]
     if name in HALVES:
         return "*bf16"
-    return "*fp32" if name in FLOATS else "*i32" if name in INTEGERS else "*i64"
+    return "*u8" if name == "chosen" else "*fp32" if name in FLOATS else "*i32" if name in INTEGERS else "*i64"
 
 
 def compiled(kernel, **choices):
@@ -71,6 +72,8 @@ found = {
     "norm": compiled(norm_passes.rescale, **NORM, ADDED=True),
     "sums of gradients": compiled(norm_passes.sum_up_gradients, **NORM, FROM_RESULT=False),
     "gradients of a norm": compiled(norm_passes.spread_gradients, **NORM, FROM_RESULT=True, ADDED=True, OWN=True),
+    "pooling": compiled(pooling._pool, **NORM),
+    "its gradient": compiled(pooling._spread, **NORM),
 }
 print(json.dumps(found))
 """
@@ -84,5 +87,5 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path):
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr[-2000:]
     found = json.loads(answer.stdout.splitlines()[-1])
-    assert len(found) == 20
+    assert len(found) == 22
     assert all(size > 1000 for size in found.values()), found

@@ -63,7 +63,7 @@ def reproduce(
     folder: Annotated[Path, typer.Option("--out", help="Folder of the runs.")] = Path("runs"),
     device: Device = "auto",
     data_dir: DataDir = None,
-    compile: Compile = True,
+    compile: Compile = None,
     graph: Graph = True,
     json: Json = False,
 ) -> None:

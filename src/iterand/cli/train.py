@@ -14,7 +14,6 @@ from iterand.experiments.library import find_recipe, recipe_names
 from iterand.experiments.report.formatting import size
 from iterand.experiments.running import evaluate_run, run
 from iterand.training import recipe_file
-from iterand.training.compilers import CompilersLeave
 from iterand.training.distributed import Ranks, joined
 from iterand.training.environment import choose_device
 from iterand.training.execution import Execution
@@ -24,7 +23,12 @@ from iterand.training.folder import TICKET, RunFolder, default_path
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie.")]
-Compile = Annotated[bool, typer.Option(help="On a GPU: compile the network.")]
+Compile = Annotated[
+    bool | None,
+    typer.Option(
+        "--compile/--no-compile", help="On a GPU: compile the network; if not said, in long runs.", show_default=False
+    ),
+]
 Graph = Annotated[bool, typer.Option(help="On a GPU: record a step as a CUDA graph.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -36,7 +40,7 @@ def train(
     device: Device = "auto",
     data_dir: DataDir = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew instead of going on.")] = False,
-    compile: Compile = True,
+    compile: Compile = None,
     graph: Graph = True,
     json: Json = False,
 ) -> None:
@@ -54,7 +58,7 @@ def train(
                 device=ranks.device(choose_device(device)),
                 data_dir=data_dir,
                 fresh=fresh,
-                observer=CompilersLeave(ProgressObserver(progress, settled.name)) if ranks.first else None,
+                observer=ProgressObserver(progress, settled.name) if ranks.first else None,
                 execution=Execution(compile=compile, graph=graph),
                 ranks=ranks,
             )

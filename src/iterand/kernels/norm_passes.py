@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-from iterand.kernels.sums import total_of
-
 
 @triton.jit
 def sum_up(images, sums, pixels, channels, each, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
@@ -12,15 +10,15 @@ def sum_up(images, sums, pixels, channels, each, WIDTH: tl.constexpr, HEIGHT: tl
     part = tl.program_id(0)
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     first = tl.load(images + channel, mask=channel < channels, other=0.0).to(tl.float32)
-    total = tl.zeros([HEIGHT, WIDTH], tl.float32)
-    squares = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    total = tl.zeros([WIDTH], tl.float32)
+    squares = tl.zeros([WIDTH], tl.float32)
     for portion in range(each):
         place, there = _tile(part * each + portion, channel, pixels, channels, HEIGHT)
         seen = tl.load(images + place, mask=there, other=0.0).to(tl.float32)
         distance = tl.where(there, seen - first[None, :], 0.0)
-        total += distance
-        squares += distance * distance
-    _keep(sums, part, channel, tl.sum(total, 0), tl.sum(squares, 0), channels)
+        total += tl.sum(distance, 0)
+        squares += tl.sum(distance * distance, 0)
+    _keep(sums, part, channel, total, squares, channels)
 
 
 @triton.jit
@@ -31,17 +29,25 @@ def conclude(
     """Mean and 1/σ of some channels from the sums of all parts."""
     channel = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     exists = channel < channels
-    distance = total_of(sums, channel, exists, parts, 2 * channels, ROWS, COLUMNS) / pixels
-    squares = total_of(sums + channels, channel, exists, parts, 2 * channels, ROWS, COLUMNS) / pixels
-    spread = tl.maximum(squares - distance * distance, 0.0)
-    own = tl.load(images + channel, mask=exists, other=0.0).to(tl.float32) + distance
+    first = tl.load(images + channel, mask=exists, other=0.0).to(tl.float32)
+    mean_before = tl.load(mean + channel, mask=exists, other=0.0)
+    variance_before = tl.load(variance + channel, mask=exists, other=0.0)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    squares = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for start in range(0, parts, ROWS):
+        part = start + tl.arange(0, ROWS)
+        place = sums + part[:, None] * (2 * channels) + channel[None, :]
+        there = (part < parts)[:, None] & exists[None, :]
+        total += tl.load(place, mask=there, other=0.0)
+        squares += tl.load(place + channels, mask=there, other=0.0)
+    distance = tl.sum(total, 0) / pixels
+    spread = tl.maximum(tl.sum(squares, 0) / pixels - distance * distance, 0.0)
+    own = first + distance
     tl.store(found + channel, own, mask=exists)
     tl.store(found + channels + channel, 1.0 / tl.sqrt(spread + eps), mask=exists)
     unbiased = spread * (pixels / (pixels - 1.0))
-    before = tl.load(mean + channel, mask=exists, other=0.0)
-    tl.store(mean + channel, (1.0 - momentum) * before + momentum * own, mask=exists)
-    before = tl.load(variance + channel, mask=exists, other=0.0)
-    tl.store(variance + channel, (1.0 - momentum) * before + momentum * unbiased, mask=exists)
+    tl.store(mean + channel, (1.0 - momentum) * mean_before + momentum * own, mask=exists)
+    tl.store(variance + channel, (1.0 - momentum) * variance_before + momentum * unbiased, mask=exists)
     if tl.program_id(0) == 0:
         tl.store(tracked, tl.load(tracked) + 1)
 
@@ -73,17 +79,17 @@ def sum_up_gradients(
     """For one part of the pixels: the sum of the gradients, and that of the gradients times what they belong to."""
     part = tl.program_id(0)
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    plain = tl.zeros([HEIGHT, WIDTH], tl.float32)
-    weighted = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    plain = tl.zeros([WIDTH], tl.float32)
+    weighted = tl.zeros([WIDTH], tl.float32)
     for portion in range(each):
         place, there = _tile(part * each + portion, channel, pixels, channels, HEIGHT)
         given, standard, _ = _given(
             gradient, images, found, weight, shift, result, place, there, channel, channels,
             WEIGHTED, SHIFTED, FROM_RESULT, RECTIFIED,
         )  # fmt: skip
-        plain += given
-        weighted += given * standard
-    _keep(sums, part, channel, tl.sum(plain, 0), tl.sum(weighted, 0), channels)
+        plain += tl.sum(given, 0)
+        weighted += tl.sum(given * standard, 0)
+    _keep(sums, part, channel, plain, weighted, channels)
 
 
 @triton.jit

@@ -16,8 +16,10 @@ from iterand.kernels.norm_passes import conclude, rescale, spread_gradients, sum
 from iterand.kernels.sums import COLUMNS, add_up, rows_of
 
 _CHANNELS = 64  # of a tile, at most
-_TILE = 4096  # elements that a program works on at a time
+_TILE = 4096  # elements that a program works on
+_SUMMED = 16384  # at a time, where it sums them up: many reads at once, few sums to be added
 _PROGRAMS = 528  # that share the pixels of a sum
+_WARPS = {"num_warps": 8}  # where more than usual is in flight
 
 
 class FusedNorm(nn.BatchNorm2d):
@@ -67,7 +69,7 @@ def statistics(
         sum_up[grid](images, sums, pixels, channels, each, **constants)
         conclude[(triton.cdiv(channels, COLUMNS),)](
             images, sums, found, mean, variance, count, grid[0], pixels, channels, momentum, eps,
-            ROWS=rows_of(grid[0]), COLUMNS=COLUMNS,
+            ROWS=rows_of(grid[0]), COLUMNS=COLUMNS, **_WARPS,
         )  # fmt: skip
     return found
 
@@ -177,15 +179,15 @@ def _extent(images: Tensor) -> tuple[int, int]:
 
 def _shared(pixels: int, channels: int) -> tuple[tuple[int, int], int, dict[str, int]]:
     """How programs share the pixels of a sum: parts and groups of channels, the tiles of each, and their size."""
-    (tiles, groups), constants = _alone(pixels, channels)
+    (tiles, groups), constants = _alone(pixels, channels, _SUMMED)
     each = triton.cdiv(tiles, max(1, _PROGRAMS // groups))
-    return (triton.cdiv(tiles, each), groups), each, constants
+    return (triton.cdiv(tiles, each), groups), each, constants | _WARPS
 
 
-def _alone(pixels: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
+def _alone(pixels: int, channels: int, size: int | None = None) -> tuple[tuple[int, int], dict[str, int]]:
     """The same where every program has one tile."""
     width = min(_CHANNELS, triton.next_power_of_2(channels))
-    height = _TILE // width
+    height = (size or _TILE) // width
     grid = triton.cdiv(pixels, height), triton.cdiv(channels, width)
     return grid, {"WIDTH": width, "HEIGHT": height}
 

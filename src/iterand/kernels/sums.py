@@ -23,16 +23,9 @@ def rows_of(parts: int) -> int:
 @triton.jit
 def _add_up(sums, result, parts, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    total = total_of(sums, at, at < count, parts, count, ROWS, COLUMNS)
-    tl.store(result + at, total.to(result.dtype.element_ty), mask=at < count)
-
-
-@triton.jit
-def total_of(sums, at, exists, parts, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The sums of some columns of a matrix."""
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(0, parts, ROWS):
         part = first + tl.arange(0, ROWS)
-        there = (part < parts)[:, None] & exists[None, :]
+        there = (part < parts)[:, None] & (at < count)[None, :]
         total += tl.load(sums + part[:, None] * count + at[None, :], mask=there, other=0.0)
-    return tl.sum(total, 0)
+    tl.store(result + at, tl.sum(total, 0).to(result.dtype.element_ty), mask=at < count)

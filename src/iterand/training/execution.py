@@ -11,12 +11,16 @@ from iterand.training.steps import EagerStep, Step
 
 logger = logging.getLogger("iterand")
 
+COMPILING_PAYS = 200_000
+"""Steps of a run that save more than torch's compiler takes for the network (docs/engine.md)."""
+
 
 @dataclass(frozen=True)
 class Execution:
-    """On a GPU: compile the network, and record a whole step as a CUDA graph."""
+    """On a GPU: record a whole step as a CUDA graph, and compile the network."""
 
-    compile: bool = True
+    compile: bool | None = None
+    """None: where it pays."""
     graph: bool = True
     side_by_side: int = 1
     """How many runs take turns; noted, since it decides how long each takes."""
@@ -43,8 +47,11 @@ def choose_step(session: Session, data: Dataset[Split], execution: Execution) ->
     else:
         from iterand.training.fused import CannotFuse, FusedStep
 
+        compile = execution.compile
+        if compile is None:
+            compile = session.steps_per_epoch * session.recipe.training.epochs >= COMPILING_PAYS
         try:
-            return FusedStep(session, compile=execution.compile, graph=execution.graph)
+            return FusedStep(session, compile=compile, graph=execution.graph)
         except CannotFuse as error:
             reason = str(error)
     logger.warning("without fused steps, so slower than it could be: %s", reason)

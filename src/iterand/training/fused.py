@@ -163,6 +163,7 @@ class _Network:
         if recipe.training.precision == "bfloat16" and recipe.training.channels_last:
             fuse_(bare)
         self.skeleton = bare
+        self._names = {name for name, _ in (*bare.named_parameters(), *bare.named_buffers())}
         self._recipe = recipe
 
     @cached_property
@@ -182,7 +183,8 @@ class _Network:
         return cls._known[key]
 
     def outputs(self, tensors: dict[str, Tensor], inputs: tuple[Tensor, ...]) -> Tensor:
-        return outputs_of(lambda *given: functional_call(self.skeleton, tensors, given), inputs, self._recipe)
+        used = {name: tensor for name, tensor in tensors.items() if name in self._names}
+        return outputs_of(lambda *given: functional_call(self.skeleton, used, given), inputs, self._recipe)
 
     def losses(
         self, tensors: dict[str, Tensor], inputs: tuple[Tensor, ...], labels: Tensor

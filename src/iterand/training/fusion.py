@@ -1,23 +1,26 @@
-"""Which layers of a network the kernels compute in its place: narrow convolutions, and norms with what follows them."""
-
-from itertools import pairwise
+"""Which layers of a network the kernels compute: narrow convolutions, norms, pooling, and the ReLUs beside them."""
 
 from torch import Tensor, nn
 
 from iterand.kernels.convolution import narrow_
 from iterand.kernels.normalization import FusedNorm, is_ordinary
+from iterand.kernels.pooling import FusedPool, is_two_by_two
 from iterand.networks.resnet import ResidualBlock
 
 
 def fuse_(network: nn.Module) -> None:
     """Let the kernels compute what they can of a network in bfloat16, channels last; its tensors keep their names."""
-    narrow_(network)
-    for module in network.modules():
+    for module in list(network.modules()):
+        if isinstance(module, nn.Conv2d) and module.bias is not None and not module.bias.requires_grad:
+            module.bias = None  # frozen by prune_ at zero
         if is_ordinary(module):
             module.__class__ = FusedNorm
+        if is_two_by_two(module):
+            module.__class__ = FusedPool
+    narrow_(network)
     for module in list(network.modules()):
         if type(module) is nn.Sequential:
-            _rectify_norms_(module)
+            _take_over_rectifiers_(module)
         if type(module) is ResidualBlock:
             norm = _last(module.branch)
             if isinstance(norm, FusedNorm):
@@ -38,13 +41,17 @@ class _FusedBlock(ResidualBlock):
         return rectified
 
 
-def _rectify_norms_(sequence: nn.Sequential) -> None:
-    """Let norms that a ReLU follows do its work."""
-    for index, (layer, following) in enumerate(pairwise(list(sequence))):
-        norm = _last(layer)
-        if isinstance(norm, FusedNorm) and type(following) is nn.ReLU:
-            norm.rectified = True
-            sequence[index + 1] = nn.Identity()
+def _take_over_rectifiers_(sequence: nn.Sequential) -> None:
+    """Let norms do the work of a ReLU that follows them, and pooling that of one before it."""
+    layers = [nn.Identity(), *sequence, nn.Identity()]
+    for index, (before, layer, after) in enumerate(zip(layers, layers[1:], layers[2:])):
+        if type(layer) is not nn.ReLU:
+            continue
+        for neighbour, kind in ((_last(before), FusedNorm), (after, FusedPool)):
+            if isinstance(neighbour, kind):
+                neighbour.rectified = True
+                sequence[index] = nn.Identity()
+                break
 
 
 def _last(layer: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Batch norms with what follows them are those of torch, on a GPU or through Triton's interpreter."""
+"""Batch norms and pooling with their ReLU are those of torch, on a GPU or through Triton's interpreter."""
 
 import copy
 
@@ -10,6 +10,8 @@ from torch.func import functional_call
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 from iterand.kernels import normalization
 from iterand.kernels.normalization import FusedNorm, normalize, statistics
+from iterand.kernels.pooling import FusedPool, is_two_by_two, pool
+from iterand.networks.conv6 import conv6
 from iterand.networks.resnet import imagenet_resnet, resnet20
 from iterand.networks.vgg import vgg11
 from iterand.training import fusion
@@ -24,6 +26,7 @@ TYPES = [torch.float32, *([torch.bfloat16] if ON_GPU else [])]  # the interprete
 def _small(monkeypatch):
     if not ON_GPU:
         monkeypatch.setattr(normalization, "_TILE", 256)
+        monkeypatch.setattr(normalization, "_SUMMED", 256)
         monkeypatch.setattr(normalization, "_PROGRAMS", 6)
 
 
@@ -116,8 +119,61 @@ def test_as_torch_registers_it():
     torch.library.opcheck(statistics, (images.detach(), *averages, count, 0.1, 1e-5))
 
 
+@pytest.mark.parametrize("rectified", [True, False])
+@pytest.mark.parametrize(("channels", "side"), [(16, 6), (5, 4), (100, 2), (3, 5)])
+@pytest.mark.parametrize("kind", TYPES, ids=str)
+def test_pooling_and_its_gradient(channels, side, rectified, kind):
+    layer = nn.MaxPool2d(2)
+    layer.__class__, layer.rectified = FusedPool, rectified
+    images = images_of(channels, side, kind, mean=-1.0)
+    with torch.no_grad():
+        images.round_()  # so that some are equal
+    result, wanted = layer(images), nn.functional.max_pool2d(images.relu() if rectified else images, 2)
+    assert torch.equal(result, wanted)
+    given = torch.randn_like(result)
+    found, right = (torch.autograd.grad(one, images, given)[0] for one in (result, wanted))
+    assert torch.equal(found, right)
+
+
+def test_what_is_not_a_number_is_the_largest():
+    images = images_of(4, 4).detach()
+    images[0, 1, 2, 3] = torch.nan
+    result, _ = pool(images, True)
+    assert result.isnan().nonzero().tolist() == [[0, 1, 1, 1]]
+
+
+def test_only_pooling_two_by_two_is_taken():
+    kinds = {
+        nn.MaxPool2d(2): True,
+        nn.MaxPool2d((2, 2), 2): True,
+        nn.MaxPool2d(3): False,
+        nn.MaxPool2d(2, stride=1): False,
+        nn.MaxPool2d(2, padding=1): False,
+        nn.MaxPool2d(2, dilation=2): False,
+        nn.MaxPool2d(2, ceil_mode=True): False,
+        nn.MaxPool2d(2, return_indices=True): False,
+        nn.AvgPool2d(2): False,
+    }
+    assert [is_two_by_two(layer) for layer in kinds] == list(kinds.values())
+
+
+def test_pooling_as_torch_registers_it():
+    torch.library.opcheck(pool, (images_of(4, 4), True))
+
+
+def test_biases_that_are_frozen_are_left_out():
+    network = conv6(width_factor=0.1)
+    *frozen, trained = (module for module in network.modules() if isinstance(module, nn.Conv2d))
+    for layer in frozen:
+        layer.bias.requires_grad_(False).zero_()
+    fuse_(network)
+    assert all(layer.bias is None for layer in frozen)
+    assert trained.bias is not None
+
+
 NETWORKS = {
     "resnet20": lambda: resnet20(width_factor=0.25),
+    "conv6": lambda: conv6(width_factor=0.25),
     "vgg11": lambda: vgg11(width_factor=0.25),
     "bottlenecks": lambda: imagenet_resnet((((8, 8, 16), 2), ((16, 16, 32), 1)), classes=10),
 }
@@ -127,14 +183,19 @@ NETWORKS = {
 def test_a_whole_network(name, monkeypatch):
     monkeypatch.setattr(fusion, "narrow_", lambda network: None)  # these are in bfloat16
     if not ON_GPU:
-        monkeypatch.setattr(normalization, "_TILE", 1 << 18)  # the interpreter takes its time for every program
+        for size in ("_TILE", "_SUMMED"):  # the interpreter takes its time for every program
+            monkeypatch.setattr(normalization, size, 1 << 18)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     network = NETWORKS[name]().to(DEVICE, memory_format=torch.channels_last)
     fused = copy.deepcopy(network)
     fuse_(fused)
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     assert sum(type(module) is FusedNorm for module in fused.modules()) == len(norms)
-    assert not any(isinstance(module, nn.ReLU) for module in fused.modules())
+    pools = [module for module in fused.modules() if isinstance(module, nn.MaxPool2d)]
+    assert all(isinstance(module, FusedPool) == (name != "bottlenecks") for module in pools)
+    left = sum(isinstance(module, nn.ReLU) for module in fused.modules())
+    assert left == (5 if name == "conv6" else 0)
     assert list(fused.state_dict()) == list(network.state_dict())
     images = torch.randn(4, 3, 32, 32, device=DEVICE).to(memory_format=torch.channels_last)
     tensors = dict(fused.named_parameters()) | dict(fused.named_buffers())
