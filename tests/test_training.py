@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from iterand.experiments.running import _session, evaluate_run, run
 from iterand.training import checkpoint, loop, recipe_file
 from iterand.training.folder import RunFolder, default_path
 from iterand.training.methods import prepare
+from iterand.training.outputs import loss_of
 from iterand.training.recipe import Recipe
 from iterand.training.steps import evaluate
 
@@ -212,3 +214,25 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_is_not_complete(tmp_path,
     assert not (tmp_path / "record.json").exists()
     monkeypatch.setattr(checkpoint, "write", write)
     assert run(recipe, RunFolder(tmp_path), device=CPU)["metrics"][-1]["epoch"] == 2
+
+
+def test_a_smoothed_label_gives_a_share_to_all_classes_alike():
+    outputs, labels = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.0, 3.0]]), torch.tensor([0, 1])
+    logs = outputs.double().log_softmax(1)
+    wanted = [-0.7 * logs[row, label] - 0.3 * logs[row].mean() for row, label in enumerate(labels)]
+    assert loss_of(outputs, labels, 0.3).item() == pytest.approx(sum(wanted).item() / 2, rel=1e-5)
+    one = torch.tensor([[2.0], [-0.5]])  # stands for the classes 0 and 1
+    two = torch.cat([torch.zeros_like(one), one], 1)
+    assert loss_of(one, labels, 0.3).item() == pytest.approx(loss_of(two, labels, 0.3).item(), rel=1e-5)
+    assert loss_of(one, labels).item() == pytest.approx(loss_of(two, labels).item(), rel=1e-5)
+
+
+def test_labels_of_a_recipe_are_smoothed(tmp_path):
+    settings = ["method.name=sgd", "learning_rate.initial=0.05", "batch_size=64", "epochs=4"]
+    plain, smoothed = (
+        run(small(*settings, f"label_smoothing={share}"), RunFolder(tmp_path / str(share)), device=CPU)["metrics"][-1]
+        for share in (0.0, 0.5)
+    )
+    # Half of every label on ten classes alike: less than this cannot be reached.
+    least = -0.55 * math.log(0.55) - 9 * 0.05 * math.log(0.05)
+    assert plain["train_loss"] < 0.7 < least < smoothed["train_loss"]

@@ -174,7 +174,7 @@ class _Network:
     @classmethod
     def of(cls, session: Session) -> "_Network":
         recipe = session.recipe
-        training = recipe.training.precision, recipe.training.channels_last
+        training = recipe.training.precision, recipe.training.channels_last, recipe.training.label_smoothing
         method = recipe.method.trains_weights, recipe.method.norms
         pieces = (asdict(recipe.network), training, method, recipe.data.name)
         key = json.dumps(pieces)
@@ -190,4 +190,5 @@ class _Network:
         self, tensors: dict[str, Tensor], inputs: tuple[Tensor, ...], labels: Tensor
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         outputs = self.outputs(tensors, inputs)
-        return loss_of(outputs, labels), correct_of(outputs.detach(), labels)
+        smoothing = self._recipe.training.label_smoothing
+        return loss_of(outputs, labels, smoothing), correct_of(outputs.detach(), labels)

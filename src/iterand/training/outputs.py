@@ -22,11 +22,12 @@ def outputs_of(model: Callable[..., Tensor], inputs: tuple[Tensor, ...], recipe:
     return outputs.float()
 
 
-def loss_of(outputs: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross entropy; one output stands for two classes."""
+def loss_of(outputs: Tensor, labels: Tensor, smoothing: float = 0.0, reduction: str = "mean") -> Tensor:
+    """Cross entropy, of which a share may be with all classes alike; one output stands for two classes."""
     if outputs.shape[1] == 1:
-        return F.binary_cross_entropy_with_logits(outputs.squeeze(1), labels.float(), reduction=reduction)
-    return F.cross_entropy(outputs, labels, reduction=reduction)
+        wanted = labels.float() * (1 - smoothing) + smoothing / 2
+        return F.binary_cross_entropy_with_logits(outputs.squeeze(1), wanted, reduction=reduction)
+    return F.cross_entropy(outputs, labels, reduction=reduction, label_smoothing=smoothing)
 
 
 def correct_of(outputs: Tensor, labels: Tensor) -> Tensor:

@@ -123,6 +123,8 @@ class TrainingRecipe:
     channels_last: bool = False
     norm_statistics: str = _choice("running", "running", "recomputed")
     """Of batch norms: running averages, or those of the final network over the training examples."""
+    label_smoothing: float = _number(0.0, 0, 1)
+    """How much of a label is given to all classes alike, in training."""
     threads: int = _number(0, 0)
     """How many threads on a CPU, since sums depend on it; 0 for as many as there are cores."""
 

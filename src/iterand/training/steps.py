@@ -45,7 +45,7 @@ class EagerStep:
         session.model.train()
         session.optimizer.zero_grad()
         outputs = outputs_of(session.parallel, batch.inputs, session.recipe)
-        loss = loss_of(outputs, batch.labels)
+        loss = loss_of(outputs, batch.labels, session.recipe.training.label_smoothing)
         ranks.weighted(loss, len(batch.labels)).backward()  # type: ignore[no-untyped-call]
         session.optimizer.step()
         session.constrain()
