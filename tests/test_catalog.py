@@ -155,6 +155,27 @@ def test_the_profile_best():
     assert (conv6.network.name, conv6.method.ranking, conv6.method.norms) == ("conv6", "layer", "fixed")
 
 
+@pytest.mark.parametrize(
+    ("network", "sparsity", "smoothing", "statistics", "ranking", "augmentation"),
+    [
+        ("VGG11", 0.5, 0.1, "recomputed", "layer", "crop"),
+        ("VGG11", 0.9, 0.1, "recomputed", "global", "crop"),
+        ("VGG11", 0.95, 0.0, "running", "global", "crop"),
+        ("ResNet20", 0.5, 0.0, "recomputed", "global", "crop"),
+        ("ResNet20", 0.99, 0.0, "recomputed", "global", "none"),
+    ],
+)
+def test_what_the_profile_best_does_by_sparsity(network, sparsity, smoothing, statistics, ranking, augmentation):
+    (recipe,) = (
+        cell.recipe
+        for cell in find_experiment("best").cells
+        if dict(cell.axes) == {"network": network, "sparsity": sparsity}
+    )
+    training = recipe.training
+    assert (training.label_smoothing, training.norm_statistics) == (smoothing, statistics)
+    assert (recipe.method.ranking, recipe.data.augmentation) == (ranking, augmentation)
+
+
 def test_the_profile_best_leaves_the_rate_where_it_is_what_is_looked_at():
     for name in ("figure1", "period-rate"):
         of_paper, best = (find_experiment(name, profile).cells for profile in ("paper", "best"))

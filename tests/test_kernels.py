@@ -342,14 +342,20 @@ def test_fused_step_is_the_plain_one(settings):
 
 
 def test_runs_of_one_process_share_a_network_only_if_it_is_the_same():
+    from iterand.kernels.normalization import FusedNorm
     from iterand.training.fused import _Network
 
-    def network(*settings):
+    def network(*settings, compile=False):
         recipe = recipe_file.override(Recipe(name="x"), ["network.name=resnet20", *settings])
-        return _Network.of(Session(recipe, build_network("resnet20", classes=10, seed=0), 10, CPU))
+        return _Network.of(Session(recipe, build_network("resnet20", classes=10, seed=0), 10, CPU), compile)
 
     fixed, shifted = network("norms=fixed"), network("norms=shifted")
     assert fixed is network("norms=fixed", "seed=1", "epochs=2")
+    assert fixed is not network("norms=fixed", "label_smoothing=0.1")
+    half = ["precision=bfloat16", "channels_last=true"]
+    ours, theirs = network(*half).skeleton, network(*half, compile=True).skeleton
+    assert any(isinstance(module, FusedNorm) for module in ours.modules())
+    assert not any(isinstance(module, FusedNorm) for module in theirs.modules())  # the compiler's business
     assert not [name for name, _ in fixed.skeleton.named_parameters() if "normalization" in name]
     assert [name for name, _ in shifted.skeleton.named_parameters() if "normalization" in name]
 

@@ -21,6 +21,7 @@ from iterand.experiments.side_by_side import run_side_by_side
 from iterand.experiments.sweep import Sweep, distinct_runs, only
 from iterand.experiments.task import Event, Task
 from iterand.training import recipe_file
+from iterand.training.recipe import Recipe
 
 
 def record(task, accuracy):
@@ -282,3 +283,11 @@ def test_what_children_are_forked_from_does_not_hear_an_interrupt(monkeypatch):
     list(run_tasks([], 1))
     assert heard == [signal.SIG_IGN]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_processes_share_the_cores_where_a_gpu_does_the_sums(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    tasks = {device: [Task("run", Recipe(), tmp_path, device)] * 9 for device in ("cpu", "cuda")}
+    assert local.threads_each(tasks["cpu"], 4) == 0  # there sums depend on it
+    assert [local.threads_each(tasks["cuda"], jobs) for jobs in (1, 4, 9, 40)] == [16, 4, 1, 1]
+    assert local.threads_each(tasks["cuda"][:2], 8) == 8

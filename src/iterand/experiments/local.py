@@ -19,6 +19,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import torch
+
 from iterand.experiments.side_by_side import run_side_by_side
 from iterand.experiments.task import Event, Task
 from iterand.training.interrupt import stop_request
@@ -47,13 +49,14 @@ def run_tasks(tasks: Sequence[Task], jobs: int, together: int = 1) -> Iterator[E
     context = multiprocessing.get_context("forkserver")
     on_cpu = all(task.device == "cpu" for task in tasks)
     context.set_forkserver_preload(["iterand.experiments.running", *(["torch._dynamo"] if on_cpu else [])])
+    threads = threads_each(tasks, jobs)
     waiting, running = _portions(tasks, together), list[_Running]()
     _start_server()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 ours, theirs = context.Pipe()
-                process = context.Process(target=_work, args=(theirs,), daemon=True)
+                process = context.Process(target=_work, args=(theirs, threads), daemon=True)
                 process.start()
                 theirs.close()
                 running.append(_Running(process, ours))
@@ -72,6 +75,17 @@ def run_tasks(tasks: Sequence[Task], jobs: int, together: int = 1) -> Iterator[E
                         entry.process.join()
     finally:
         _stop(running)
+
+
+def threads_each(tasks: Sequence[Task], jobs: int) -> int:
+    """How many threads each process gets; 0 for as many as torch likes.
+
+    On a CPU sums depend on their number, so there it is the recipe's business. On a GPU they only write tickets and the
+    like, where many times more threads than cores wait for each other.
+    """
+    if any(task.device == "cpu" for task in tasks):
+        return 0
+    return max(1, torch.get_num_threads() // min(jobs, max(1, len(tasks))))
 
 
 def _start_server() -> None:
@@ -163,7 +177,7 @@ class Reporter:
         self._tell({"done": done, "total": steps * session.recipe.training.epochs, **more})
 
 
-def _work(connection: Connection) -> None:
+def _work(connection: Connection, threads: int) -> None:
     def say(what: Any) -> None:
         with suppress(OSError):  # nobody listens any more: the run goes on all the same
             connection.send(what)
@@ -171,6 +185,8 @@ def _work(connection: Connection) -> None:
     def observer(task: Task) -> Reporter:
         return Reporter(lambda value: say((task, "progress", value)))
 
+    if threads:
+        torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which asks with SIGTERM
     with stop_request() as request:
         while True:

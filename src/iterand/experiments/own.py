@@ -5,6 +5,7 @@ from iterand.experiments.library import find_recipe
 from iterand.experiments.numbers import find_number
 from iterand.experiments.paper.cells import CIFAR10
 from iterand.experiments.paper.sparsities import OPENLTH, SPARSITIES
+from iterand.experiments.profiles import adapt
 from iterand.training import recipe_file
 from iterand.training.recipe import Recipe
 
@@ -31,7 +32,7 @@ def best() -> Experiment:
     for network, base in OPENLTH.items():
         for sparsity in SPARSITIES:
             place = {"network": network, "method": "IMP", "sparsity": sparsity}
-            recipe = recipe_file.override(find_recipe(f"best-{base}"), [f"sparsity={sparsity}"])
+            recipe = adapt(recipe_file.override(find_recipe(base), [f"sparsity={sparsity}"]), "best")
             cells.append(_cell(recipe, (("network", network), ("sparsity", sparsity)), "imp", place))
     return Experiment(
         "best",

@@ -7,11 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from iterand.kernels.layers import EXACT, floats, launching_on, locate, pointers, sent
+from iterand.kernels.layers import BLOCK, EXACT, floats, launching_on, locate, pointers, sent
 from iterand.kernels.ranking import kept_at
-from iterand.kernels.selection import WIDE, Selection
-
-_WIDE = {"BLOCK": WIDE, "num_warps": 8, **EXACT}  # little is computed: what counts is how much is read at a time
+from iterand.kernels.selection import Selection
 
 
 class MaskedWeights:
@@ -27,11 +25,11 @@ class MaskedWeights:
 
     def compute(self) -> None:
         """Multiply the weights by the masks of the cuts as they are."""
-        found, layers = self._selection, self._selection.wide
+        found, layers = self._selection, self._selection.layers
         with launching_on(layers.device):
             _apply[(layers.blocks,)](
                 layers.owner, layers.table, found.scores, self._weights, self._masked, self._halves, found.thresholds,
-                found.lasts, MAGNITUDE=found.magnitude, **_WIDE,
+                found.lasts, BLOCK=BLOCK, MAGNITUDE=found.magnitude, **EXACT,
             )  # fmt: skip
 
 
@@ -57,12 +55,13 @@ class ScoreUpdate:
 
         The learning rate (float32) is on the device, so that a graph need not know it.
         """
-        layers = self._selection.wide
+        layers = self._selection.layers
         with launching_on(layers.device):
             _update[(layers.blocks,)](
                 layers.owner, layers.table, self._selection.scores, self._weights, self._buffers, gradients,
                 self._halves, learning_rate, momentum, weight_decay,
-                MAGNITUDE=self._selection.magnitude, DECAYS=weight_decay != 0, MOVES=momentum != 0, **_WIDE,
+                BLOCK=BLOCK, MAGNITUDE=self._selection.magnitude, DECAYS=weight_decay != 0, MOVES=momentum != 0,
+                **EXACT,
             )  # fmt: skip
 
 

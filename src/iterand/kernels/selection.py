@@ -22,8 +22,6 @@ CANDIDATES = 8192
 _WANTED = 512  # scores that a bracket is made for
 _AT_FIRST = 4  # times as many after a miss, when it is not known how far thresholds go
 _PARTS = 4  # blocks that a program counts at a time
-WIDE = BLOCK * _PARTS
-"""Elements of those."""
 _TILE = 32  # candidates that a program compares with all, so many at a time:
 _OTHERS = 128
 _DIGITS = 2048
@@ -51,7 +49,7 @@ class Selection:
         layers = Layers(scores)
         device, count = layers.device, len(scores)
         self.layers = layers
-        self.wide = Layers(scores, WIDE)
+        self._wide = Layers(scores, BLOCK * _PARTS)
         self.scores, self._kept = pointers(scores), pointers(kept)
         self.thresholds = torch.zeros(count, dtype=torch.float32, device=device)
         self.lasts = torch.zeros(count, dtype=torch.int64, device=device)
@@ -82,15 +80,16 @@ class Selection:
         places = (layers.owner, layers.table, self.scores, self._members)
         first = (before.thresholds, before.lasts) if before else (self.thresholds, self.lasts)
         options = {"BLOCK": BLOCK, "MAGNITUDE": self.magnitude, "FIRST": before is not None, **EXACT}
-        collect[(self.wide.blocks,)](
-            self.wide.owner, self.wide.table, *places[2:], *first, self._ranges, self._bracket, self._numbers,
+        collect[(self._wide.blocks,)](
+            self._wide.owner, self._wide.table, *places[2:], *first, self._ranges, self._bracket, self._numbers,
             self._keys, self._places, CANDIDATES=CANDIDATES, PARTS=_PARTS, **options,
         )  # fmt: skip
         results = (self.thresholds, self.lasts)
         compare[(self._groups, CANDIDATES // _TILE)](
-            self.wide.owner, self.wide.table, self._members, self._ranges, self._kept, self._bracket, self._numbers,
+            self._wide.owner, self._wide.table, self._members, self._ranges, self._kept, self._bracket, self._numbers,
             self._any_failed, self._keys, self._places, *results,
-            CANDIDATES=CANDIDATES, WANTED=_WANTED, TILE=_TILE, OTHERS=_OTHERS, BLOCK=WIDE, num_warps=8, **EXACT,
+            CANDIDATES=CANDIDATES, WANTED=_WANTED, TILE=_TILE, OTHERS=_OTHERS, BLOCK=BLOCK * _PARTS,
+            num_warps=8, **EXACT,
         )  # fmt: skip
         programs = min(_PROGRAMS, layers.blocks)
         for number in range(_ROUNDS):
