@@ -250,3 +250,13 @@ def test_cost_of_runs():
     assert cost.gpu_minutes([recipe, recipe]) == pytest.approx(2 * cost.gpu_minutes([recipe]))
     narrow = recipe_file.override(recipe, ["width_factor=0.25", "limit=128"])
     assert cost.gpu_minutes([narrow]) == pytest.approx(100 * 2e-3 / 60)  # an epoch is one step, of the shortest kind
+
+
+def test_our_recipes_follow_the_sparsity_that_is_set():
+    cells = {cell.label: cell.recipe for cell in find_experiment("best").cells}
+    for network, name in (("VGG11", "best-vgg11"), ("ResNet20", "best-resnet20")):
+        for sparsity in (0.5, 0.7, 0.9, 0.95, 0.99):
+            recipe = find_recipe(name, [f"method.sparsity={sparsity}"])
+            assert recipe_file.digest(recipe) == recipe_file.digest(cells[f"{network}, p = {sparsity:g}"])
+    said = find_recipe("best-vgg11", ["sparsity=0.5", "label_smoothing=0.2"])
+    assert (said.training.label_smoothing, said.method.ranking) == (0.2, "layer")

@@ -4,6 +4,7 @@ import gzip
 import re
 import shutil
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 import torch
@@ -288,3 +289,38 @@ def test_the_real_set():
     if located is None:
         pytest.skip("IMDB is not in $ITERAND_DATA")
     assert check(located, lambda done, total: None) == "50,000 reviews, half of them positive"
+
+
+class TestGroups:
+    """Texts of about one length share a batch."""
+
+    @pytest.fixture
+    def split(self):
+        lengths = torch.randint(1, 400, (1000,), generator=torch.Generator().manual_seed(0))
+        vocabulary = Vocabulary(["word"])
+        return TextSplit(torch.zeros(int(lengths.sum()), dtype=torch.int32), lengths, torch.zeros(1000), vocabulary)
+
+    def longest(self, split, order, size=8):
+        return sum(batch.inputs[0].shape[1] for batch in split.batches(order, size))
+
+    @given(st.integers(0, 60), st.integers(1, 9))
+    def test_every_text_comes_once_and_the_last_batch_stays(self, count, size):
+        lengths = torch.arange(1, count + 1)
+        split = TextSplit(torch.zeros(int(lengths.sum())), lengths, torch.zeros(count), Vocabulary(["word"]))
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
+        grouped = split.grouped(order, size)
+        assert sorted(grouped.tolist()) == list(range(count))
+        whole = count - count % size
+        assert grouped[whole:].tolist() == order[whole:].tolist()
+        parts = [sorted(part) for part in grouped[:whole].view(-1, size).tolist()]
+        assert sorted(parts) == [sorted(part) for part in order[:whole].sort().values.view(-1, size).tolist()]
+
+    def test_batches_are_short_and_in_a_random_order(self, split):
+        order = torch.randperm(1000, generator=torch.Generator().manual_seed(1))
+        grouped = split.grouped(order, 8)
+        assert self.longest(split, grouped) < 0.6 * self.longest(split, order)
+        lengths = [int(batch.inputs[1].max()) for batch in split.batches(grouped, 8)]
+        rising = sum(one < other for one, other in pairwise(lengths))
+        assert 45 < rising < 80  # of 124
+        assert not torch.equal(grouped, split.grouped(order.flip(0), 8))
+        assert torch.equal(grouped, split.grouped(order, 8))

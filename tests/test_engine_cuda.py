@@ -176,16 +176,21 @@ RECIPES = {
     "scores follow": ["candidates=negative", "redrawn_scores=follow"],
     "global with schedule": ["ranking=global", "sparsity=0.9", "sparsity_schedule=cubic", "epochs=1"],
     "global with floor": ["ranking=global", "sparsity=0.9", "floor=0.02"],
+    "norms shifted": ["norms=shifted"],
     "sgd": ["method.name=sgd"],
 }
 
 
-@pytest.mark.parametrize("settings", RECIPES.values(), ids=RECIPES)
-def test_no_step_waits_for_the_device(settings):
+@pytest.mark.parametrize(
+    ("settings", "compile"),
+    [*((settings, False) for settings in RECIPES.values()), ([], True)],
+    ids=[*RECIPES, "layer, compiled"],
+)
+def test_no_step_waits_for_the_device(settings, compile):
     from iterand.training.fused import FusedStep
 
     session = session_of("resnet20", ["batch_size=64", *settings])
-    step = FusedStep(session)
+    step = FusedStep(session, compile=compile)
     first, *rest = list(batches(8))
     for batch in (first, rest[0], rest[1]):
         step.train(batch)
@@ -198,18 +203,19 @@ def test_no_step_waits_for_the_device(settings):
             session.advance(64)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert step._recordings["train"] is not None
+    assert step.way == ("compiled graph" if compile else "graph")
     if settings != ["method.name=sgd"]:
         assert next(iter(masked_layers(session.model).values())).parametrization.rounds == 2
 
 
-def test_compiled_graph_learns_as_the_plain_step():
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_graph_learns_as_the_plain_step(compile):
     from iterand.training.fused import FusedStep
 
     losses = []
     for fused in (False, True):
         session = session_of("resnet20", ["batch_size=256"])
-        step = FusedStep(session) if fused else EagerStep(session)
+        step = FusedStep(session, compile=compile) if fused else EagerStep(session)
         (batch,) = batches(1, size=256)
         for _ in range(60):
             step.train(batch)
@@ -218,6 +224,32 @@ def test_compiled_graph_learns_as_the_plain_step():
         measured = step.evaluate(_Whole(batch))()
         assert 0 <= measured["accuracy"] <= 100
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
+
+
+@pytest.mark.parametrize("norms", ["fixed", "shifted"])
+@pytest.mark.parametrize("network", ["resnet20", "vgg11"])
+def test_statistics_of_norms_are_those_of_the_plain_step(network, norms):
+    from iterand.training.fused import FusedStep
+
+    found = []
+    for fused in (False, True):
+        session = session_of(network, ["batch_size=128", f"norms={norms}", "sparsity=0.5"])
+        session.set_learning_rate(0.0)  # else they go apart by rounding, and the networks with them
+        step = FusedStep(session, compile=False) if fused else EagerStep(session)
+        for batch in batches(4, size=128):
+            step.train(batch)
+            session.advance(128)
+        if fused:
+            assert step.way == "graph"
+        found.append({name: buffer for name, buffer in session.model.named_buffers() if "normalization." in name})
+    plain, ours = found
+    assert plain.keys() == ours.keys()
+    for name, buffer in plain.items():
+        if name.endswith("num_batches_tracked"):
+            assert int(ours[name]) == int(buffer) == 4
+        elif name.endswith(("running_mean", "running_var")):
+            scale = buffer.abs().max()
+            torch.testing.assert_close(ours[name] / scale, buffer / scale, rtol=0.03, atol=0.03)
 
 
 class _Whole:

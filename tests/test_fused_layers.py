@@ -8,9 +8,12 @@ from torch import nn
 from torch.func import functional_call
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
+from iterand import prune_
+from iterand.kernels import images as kernel_images
 from iterand.kernels import normalization
 from iterand.kernels.normalization import FusedNorm, normalize, statistics
 from iterand.kernels.pooling import FusedPool, is_two_by_two, pool
+from iterand.masking import skeleton
 from iterand.networks.conv6 import conv6
 from iterand.networks.resnet import imagenet_resnet, resnet20
 from iterand.networks.vgg import vgg11
@@ -90,12 +93,59 @@ def test_one_bad_pixel_spoils_its_channel_only():
     images[1, 3, 2, 2] = torch.nan
     bad = fused(images).isnan().any(dim=(0, 2, 3))
     assert bad.tolist() == [channel == 3 for channel in range(8)]
+    for buffer in (fused.running_mean, fused.running_var):
+        assert buffer.isnan().tolist() == bad.tolist()
 
 
 def test_a_channel_without_variance():
     _, fused = pair(4, False, False)
     images = torch.full((2, 4, 3, 3), 5.1, device=DEVICE).to(memory_format=torch.channels_last)
     assert not fused(images).any()
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias", "images", "added"])
+def test_gradients_where_one_of_them_is_not_wanted(frozen):
+    plain, fused = pair(6, True, True)
+    inputs = {"images": images_of(6, 4), "added": images_of(6, 4, mean=0.0)}
+    if frozen in inputs:
+        inputs[frozen].requires_grad_(False)
+    else:  # a frozen weight and a trained bias are what shifted norms have
+        for norm in (plain, fused):
+            getattr(norm, frozen).requires_grad_(False)
+    result, wanted = fused(*inputs.values()), (plain(inputs["images"]) + inputs["added"]).relu()
+    given = torch.randn_like(result)
+    found, right = (
+        torch.autograd.grad(one, [leaf for leaf in (*inputs.values(), *norm.parameters()) if leaf.requires_grad], given)
+        for one, norm in ((result, fused), (wanted, plain))
+    )
+    assert len(found) == len(right) == 3
+    for gradient, other in zip(found, right):
+        torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_added_may_be_the_images_themselves():
+    plain, fused = pair(6, False, True)
+    images = images_of(6, 4)
+    result, wanted = fused(images, images), (plain(images) + images).relu()
+    given = torch.randn_like(result)
+    found, right = (torch.autograd.grad(one, images, given)[0] for one in (result, wanted))
+    torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-4)
+
+
+def test_images_that_are_too_many_are_left_to_torch(monkeypatch):
+    plain, fused = pair(6, True, True)
+    images, added = images_of(6, 4), images_of(6, 4)
+    monkeypatch.setattr(kernel_images, "_LARGEST", 10)
+    assert torch.equal(fused(images, added), (plain(images) + added).relu())
+    layer = nn.MaxPool2d(2)
+    layer.__class__, layer.rectified = FusedPool, True
+    assert torch.equal(layer(images), nn.functional.max_pool2d(images.relu(), 2))
+
+
+def test_images_of_another_norm_are_refused():
+    _, fused = pair(4, False, False)
+    with pytest.raises(ValueError, match="have 5 channels, their norm 4"):
+        fused(torch.ones(2, 5, 3, 3, device=DEVICE))
 
 
 def test_one_value_a_channel_is_refused():
@@ -161,14 +211,14 @@ def test_pooling_as_torch_registers_it():
     torch.library.opcheck(pool, (images_of(4, 4), True))
 
 
-def test_biases_that_are_frozen_are_left_out():
+def test_biases_that_are_frozen_at_zero_are_left_out():
     network = conv6(width_factor=0.1)
-    *frozen, trained = (module for module in network.modules() if isinstance(module, nn.Conv2d))
-    for layer in frozen:
-        layer.bias.requires_grad_(False).zero_()
-    fuse_(network)
-    assert all(layer.bias is None for layer in frozen)
-    assert trained.bias is not None
+    prune_(network, 0.5, exclude="convolutions.2.*")
+    bare = skeleton(network)
+    bare.convolutions[2][0].bias.requires_grad_(False)  # not zero, and not by prune_
+    fuse_(bare)
+    without = [module.bias is None for module in bare.modules() if isinstance(module, nn.Conv2d)]
+    assert without == [True, True, True, True, False, False]
 
 
 NETWORKS = {

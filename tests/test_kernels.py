@@ -304,6 +304,7 @@ METHODS = {
         "method.name=iterand", "period=2", "ranking=global", "floor=0.05", "sparsity=0.8",
         "sparsity_schedule=cubic", "epochs=1",
     ],
+    "smoothed labels": ["method.name=edge_popup", "label_smoothing=0.3"],
     "magnitude": ["method.name=edge_popup", "rank_by=magnitude", "weight_distribution=signed_constant"],
     "sgd": ["method.name=sgd"],
     "imp": ["method.name=imp", "epochs=8"],

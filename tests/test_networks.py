@@ -322,6 +322,24 @@ def test_an_lstm_gives_one_logit_that_padding_does_not_change(name: str) -> None
     assert network(changed, lengths)[0] != logits[0]
 
 
+@pytest.mark.parametrize("name", TEXT)
+def test_the_way_of_an_lstm_on_a_cpu_is_that_of_packed_texts(name: str) -> None:
+    network = build_network(name, width_factor=0.0625, vocabulary_size=50).eval()
+    tokens = torch.randint(0, 50, (5, 9), generator=torch.Generator().manual_seed(0))
+    lengths, embedded = torch.tensor([4, 9, 1, 9, 6]), network.embedding(tokens)
+    found, wanted = network._padded(embedded, lengths), network._packed(embedded, lengths)
+    assert len(found) == len(wanted) == 1 + (name == "bilstm")
+    parameters = list(network.recurrent.parameters())
+    for ours, theirs in zip(found, wanted):
+        torch.testing.assert_close(ours, theirs)
+    gradients, right = (
+        torch.autograd.grad(torch.cat(last).square().sum(), [embedded, *parameters], retain_graph=True)
+        for last in (found, wanted)
+    )
+    for ours, theirs in zip(gradients, right):
+        torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize(("width_factor", "hidden"), [(0.5, 128), (1.0, 256)])
 @pytest.mark.parametrize(("name", "directions"), [("lstm", 1), ("bilstm", 2)])
 def test_an_lstm_has_the_layers_of_appendix_c6(name: str, directions: int, width_factor: float, hidden: int) -> None:

@@ -9,6 +9,7 @@ from iterand.data import load_data
 from iterand.errors import CheckpointError, IterandError
 from iterand.experiments.running import _session, evaluate_run, run
 from iterand.training import checkpoint, loop, recipe_file
+from iterand.training.execution import compiling_pays
 from iterand.training.folder import RunFolder, default_path
 from iterand.training.methods import prepare
 from iterand.training.outputs import loss_of
@@ -236,3 +237,17 @@ def test_labels_of_a_recipe_are_smoothed(tmp_path):
     # Half of every label on ten classes alike: less than this cannot be reached.
     least = -0.55 * math.log(0.55) - 9 * 0.05 * math.log(0.05)
     assert plain["train_loss"] < 0.7 < least < smoothed["train_loss"]
+
+
+@pytest.mark.parametrize(
+    ("data", "steps", "pays"),
+    [("imagenet", 1_000_000, True), ("imagenet", 800, False), ("cifar10", 1_000_000, False)],
+)
+def test_networks_are_compiled_where_that_pays(data, steps, pays):
+    recipe = recipe_file.override(Recipe(), [f"data.name={data}"])
+    assert compiling_pays(recipe, steps) == pays
+
+
+def test_a_record_says_how_its_run_was_executed(tmp_path):
+    record = run(small("epochs=1"), RunFolder(tmp_path / "run"), device=CPU)
+    assert record["environment"]["execution"]["way"] == "eager"

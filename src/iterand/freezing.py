@@ -55,6 +55,11 @@ def _freeze_(places: list[Owner], value: Callable[[Owner], float]) -> None:
         owner.parameter.grad = None
 
 
+def is_frozen(module: nn.Module, attribute: str) -> bool:
+    """Whether freezing has fixed a parameter of a module."""
+    return attribute in getattr(module, _FROZEN, {})
+
+
 def dropped(module: nn.Module) -> dict[str, float]:
     """The affine parameters that freezing took out of a module, and the values that folding gives them."""
     return {attribute: 1.0 if attribute == "weight" else 0.0 for attribute in getattr(module, _DROPPED, ())}

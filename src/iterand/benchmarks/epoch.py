@@ -133,6 +133,7 @@ class _TimedStep:
     """A step whose work is timed."""
 
     def __init__(self, step: Step, clocks: _Clocks) -> None:
+        self.way = step.way
         self._step = step
         self._parts = clocks.parts
 

@@ -23,7 +23,8 @@ def bench(
         list[str] | None, typer.Option(help="Recipe whose network is measured, for instance conv6; repeatable.")
     ] = None,
     execution: Annotated[
-        list[str] | None, typer.Option(help="For step: eager, or on a GPU 'compiled graph' and others; repeatable.")
+        list[str] | None,
+        typer.Option(help="For step: eager, or on a GPU graph, 'compiled graph' and others; repeatable."),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a step (128).")] = None,
     precision: Annotated[str | None, typer.Option(help="float32 or bfloat16 (the recipe's; on a CPU float32).")] = None,

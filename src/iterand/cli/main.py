@@ -47,8 +47,10 @@ def _options(
 def main() -> None:
     """Run the command line; what goes wrong is said in one sentence."""
     warnings.showwarning = _show_warning
-    if "triton" not in sys.modules:  # whose bindings complain at the end of what was not collected
-        gc.freeze()  # what was imported stays: looking through it for garbage, at the end above all, takes time
+    # What was imported stays, so it need not be searched for garbage, which takes long when a command ends. Where
+    # Triton is there already it would print complaints about objects that nobody collected.
+    if "triton" not in sys.modules:
+        gc.freeze()
     try:
         app()
     except Interrupted:

@@ -49,7 +49,7 @@ def train(
     On several GPUs or machines: torchrun --nproc-per-node N -m iterand train RECIPE.
     """
     with _joined() as ranks:
-        settled = recipe_file.override(find_recipe(recipe), settings or [])
+        settled = find_recipe(recipe, settings or [])
         where = RunFolder(folder or default_path(settled))
         with progress_bar() as progress:
             record = run(
@@ -115,7 +115,7 @@ def recipes(
 ) -> None:
     """List the recipes, or print one with all its settings."""
     if name is not None:
-        settled = recipe_file.override(find_recipe(name), settings or [])
+        settled = find_recipe(name, settings or [])
         if json:
             print_json(recipe_file.as_dict(settled))
         else:

@@ -8,6 +8,8 @@ from torch import Tensor
 from iterand.data.dataset import Batch, Random
 from iterand.data.text import PADDING, Vocabulary
 
+_POOL = 100  # batches whose texts are sorted by length
+
 
 class TextSplit:
     """Texts as numbers of words: ``tokens`` holds one text after the other, the n-th of ``lengths[n]`` words.
@@ -25,6 +27,25 @@ class TextSplit:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def grouped(self, order: Tensor, size: int) -> Tensor:
+        """The same order, but texts of about one length share a batch, which is as long as its longest.
+
+        Of every hundred batches the texts are sorted by length; the batches themselves come in an order as random as
+        the one that was given. What is left over for a smaller last batch stays there.
+        """
+        whole = len(order) - len(order) % size
+        texts, left_over = order.cpu()[:whole], order.cpu()[whole:]
+        batches, places = [], []
+        for start in range(0, len(texts), _POOL * size):
+            pool = texts[start : start + _POOL * size]
+            by_length = self._lengths[pool].argsort(stable=True)
+            batches.append(pool[by_length].view(-1, size))
+            places.append(start + by_length.view(-1, size)[:, 0])
+        if not batches:
+            return order
+        mixed = torch.cat(batches)[torch.cat(places).argsort()]
+        return torch.cat([mixed.flatten(), left_over]).to(order.device)
 
     def batches(self, order: Tensor, size: int, random: Random | None = None) -> Iterator[Batch]:
         """Batches of (tokens [batch, time], lengths on the CPU); nothing is augmented.

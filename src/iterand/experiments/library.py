@@ -1,5 +1,6 @@
 """The recipes that come with the package, by name: a file each, and ours, which are the profile ``best`` of some."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -26,11 +27,17 @@ def _names() -> list[str]:
     return sorted([*of_files, *_BEST])
 
 
-def find_recipe(name_or_path: str) -> Recipe:
-    """A recipe of the package by name, or one's own by path; either may extend one of the package."""
+def find_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
+    """A recipe of the package by name, or one's own by path, with other settings; either may extend one of the package.
+
+    What the recipes ``best-*`` are depends on the sparsity, so that is set before all else.
+    """
     if name_or_path.endswith(".toml") or "/" in name_or_path:
-        return recipe_file.read(Path(name_or_path), _of_package)
-    return _of_package(name_or_path)
+        return recipe_file.override(recipe_file.read(Path(name_or_path), _of_package), settings)
+    recipe = recipe_file.override(_of_package(name_or_path), settings)
+    if name_or_path in _BEST:
+        recipe = recipe_file.override(_best(name_or_path, recipe.method.sparsity), settings)
+    return recipe
 
 
 @cache
@@ -39,8 +46,12 @@ def _of_package(name: str) -> Recipe:
         sentence = unknown("recipe", name, recipe_names())
         raise RecipeError(f"{sentence} (an own recipe is given as a path to a .toml file)")
     if name in _BEST:
-        of_paper = _of_package(_BEST[name])
-        title = of_paper.description.partition(" with ")[0]
-        return replace(adapt(of_paper, "best"), description=f"{title} as we recommend it (docs/beyond.md), IteRand")
+        return _best(name, _of_package(_BEST[name]).method.sparsity)
     text = (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
     return recipe_file.from_toml(text, f"recipe {name}", _of_package)
+
+
+def _best(name: str, sparsity: float) -> Recipe:
+    of_paper = recipe_file.override(_of_package(_BEST[name]), [f"sparsity={sparsity}"])
+    title = of_paper.description.partition(" with ")[0]
+    return replace(adapt(of_paper, "best"), description=f"{title} as we recommend it (docs/beyond.md), IteRand")

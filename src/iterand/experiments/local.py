@@ -80,8 +80,8 @@ def run_tasks(tasks: Sequence[Task], jobs: int, together: int = 1) -> Iterator[E
 def threads_each(tasks: Sequence[Task], jobs: int) -> int:
     """How many threads each process gets; 0 for as many as torch likes.
 
-    On a CPU sums depend on their number, so there it is the recipe's business. On a GPU they only write tickets and the
-    like, where many times more threads than cores wait for each other.
+    On a CPU sums depend on their number, so there it is the recipe's business. Where a GPU does the sums, threads only
+    help to write tickets and the like, and many times more of them than there are cores wait for each other.
     """
     if any(task.device == "cpu" for task in tasks):
         return 0

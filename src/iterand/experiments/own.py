@@ -5,7 +5,6 @@ from iterand.experiments.library import find_recipe
 from iterand.experiments.numbers import find_number
 from iterand.experiments.paper.cells import CIFAR10
 from iterand.experiments.paper.sparsities import OPENLTH, SPARSITIES
-from iterand.experiments.profiles import adapt
 from iterand.training import recipe_file
 from iterand.training.recipe import Recipe
 
@@ -32,7 +31,7 @@ def best() -> Experiment:
     for network, base in OPENLTH.items():
         for sparsity in SPARSITIES:
             place = {"network": network, "method": "IMP", "sparsity": sparsity}
-            recipe = adapt(recipe_file.override(find_recipe(base), [f"sparsity={sparsity}"]), "best")
+            recipe = find_recipe(f"best-{base}", [f"sparsity={sparsity}"])
             cells.append(_cell(recipe, (("network", network), ("sparsity", sparsity)), "imp", place))
     return Experiment(
         "best",
@@ -58,11 +57,11 @@ PARTS = {
 
 def parts() -> Experiment:
     """A quarter of the full search, so that three seeds of everything take minutes."""
-    short = recipe_file.override(find_recipe("best-resnet20"), ["epochs=40", "weight_decay=2e-4"])
+    short = ["epochs=40", "weight_decay=2e-4"]
     cells = tuple(
         Cell(
             f"p = {sparsity:g}, {label}",
-            recipe_file.override(short, [f"sparsity={sparsity}", *changes]),
+            find_recipe("best-resnet20", [*short, f"sparsity={sparsity}", *changes]),
             (("sparsity", sparsity), ("recipe", label)),
         )
         for sparsity in (0.5, 0.9, 0.99)

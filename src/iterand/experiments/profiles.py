@@ -55,7 +55,7 @@ def _best(recipe: Recipe) -> list[str]:
 
 
 def _by_sparsity(network: str, sparsity: float) -> list[str]:
-    """A wide network of which much is kept is held back, and one of which little is kept is spared what it can be."""
+    """A wide network of which much is kept is held back; one of which very little is kept sees images as they are."""
     changes = []
     if network == "resnet20" or (network == "vgg11" and sparsity <= 0.9):  # the others were not tried with it
         changes.append("norm_statistics=recomputed")

@@ -76,6 +76,7 @@ def run_steps(
         yield from train(session, step, data, folder, observer or Silent(), request)
         test = step.evaluate(data.test)()
         if ranks.first:
+            surroundings["execution"]["way"] = step.way
             record = {
                 "format": RECORD_FORMAT,
                 "recipe": recipe_file.as_dict(recipe),

@@ -41,7 +41,8 @@ def conclude(
         total += tl.load(place, mask=there, other=0.0)
         squares += tl.load(place + channels, mask=there, other=0.0)
     distance = tl.sum(total, 0) / pixels
-    spread = tl.maximum(tl.sum(squares, 0) / pixels - distance * distance, 0.0)
+    spread = tl.sum(squares, 0) / pixels - distance * distance
+    spread = tl.where(spread < 0, 0.0, spread)  # NaN stays NaN
     own = first + distance
     tl.store(found + channel, own, mask=exists)
     tl.store(found + channels + channel, 1.0 / tl.sqrt(spread + eps), mask=exists)

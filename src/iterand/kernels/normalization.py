@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor, nn
 
+from iterand.kernels.images import extent, fits
 from iterand.kernels.layers import launching_on
 from iterand.kernels.norm_passes import conclude, rescale, spread_gradients, sum_up, sum_up_gradients
 from iterand.kernels.sums import COLUMNS, add_up, rows_of
@@ -29,6 +30,11 @@ class FusedNorm(nn.BatchNorm2d):
 
     def forward(self, input: Tensor, added: Tensor | None = None) -> Tensor:
         """Normalise, add, rectify."""
+        if not fits(input):
+            plain: Tensor = super().forward(input)
+            plain = plain if added is None else plain + added
+            return plain.relu() if self.rectified else plain
+        self._check_input_dim(input)
         images = input.contiguous(memory_format=torch.channels_last)
         mean, variance = cast(Tensor, self.running_mean), cast(Tensor, self.running_var)
         if self.training:
@@ -57,7 +63,9 @@ def statistics(
     images: Tensor, mean: Tensor, variance: Tensor, count: Tensor, momentum: float, eps: float
 ) -> Tensor:  # fmt: skip
     """Mean and 1/σ of every channel; the running averages and their count follow."""
-    pixels, channels = _extent(images)
+    pixels, channels = extent(images)
+    if len(mean) != channels:
+        raise ValueError(f"images of shape {tuple(images.shape)} have {channels} channels, their norm {len(mean)}")
     if pixels == 1:
         raise ValueError(f"images of shape {tuple(images.shape)} have one value a channel, which has no variance")
     found = torch.empty(2, channels, dtype=torch.float32, device=images.device)
@@ -88,7 +96,7 @@ def normalize(
 
     ``own``: what was found depends on these images, and so do gradients through it.
     """
-    pixels, channels = _extent(images)
+    pixels, channels = extent(images)
     result = torch.empty_like(images, memory_format=torch.channels_last)
     grid, constants = _alone(pixels, channels)
     if pixels:
@@ -117,7 +125,7 @@ def normalize_backward(
 
     ``result``: what ``normalize`` gave, which says where it was rectified; not needed where nothing was added.
     """
-    pixels, channels = _extent(images)
+    pixels, channels = extent(images)
     for_images, sums, for_added = _gradients_of(images, wants_added)
     if pixels == 0:
         return for_images, sums.zero_(), for_added
@@ -165,16 +173,6 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
 
 
 normalize.register_autograd(_backward, setup_context=_remember)
-
-
-def _extent(images: Tensor) -> tuple[int, int]:
-    """How many pixels there are in all, and channels."""
-    shape = tuple(images.shape)
-    if images.numel() >= 1 << 31:
-        raise ValueError(f"images of shape {shape} have 2³¹ elements or more; lower the batch size")
-    if not images.is_contiguous(memory_format=torch.channels_last):
-        raise ValueError(f"images of shape {shape} do not lie channels last")
-    return images.numel() // max(1, shape[1]), shape[1]
 
 
 def _shared(pixels: int, channels: int) -> tuple[tuple[int, int], int, dict[str, int]]:

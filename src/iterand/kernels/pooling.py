@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from iterand.kernels.images import extent, fits
 from iterand.kernels.layers import launching_on
 
 _CHANNELS = 64  # of a tile, at most
@@ -24,7 +25,8 @@ class FusedPool(nn.MaxPool2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Rectify, take the largest."""
-        if input.shape[2] % 2 or input.shape[3] % 2:  # a row or column is left over
+        left_over = input.shape[2] % 2 or input.shape[3] % 2
+        if left_over or not fits(input):
             pooled: Tensor = super().forward(input.relu() if self.rectified else input)
             return pooled
         pooled, _ = pool(input.contiguous(memory_format=torch.channels_last), self.rectified)
@@ -96,11 +98,7 @@ def _images_of(result: Tensor) -> Tensor:
 
 
 def _launch(kernel: Any, images: Tensor, result: Tensor, chosen: Tensor, **constants: bool) -> None:
-    shape = tuple(images.shape)
-    if images.numel() >= 1 << 31:
-        raise ValueError(f"images of shape {shape} have 2³¹ elements or more; lower the batch size")
-    if not images.is_contiguous(memory_format=torch.channels_last):
-        raise ValueError(f"images of shape {shape} do not lie channels last")
+    extent(images)
     channels, columns = result.shape[1], result.shape[3]
     width = min(_CHANNELS, triton.next_power_of_2(max(1, channels)))
     pixels = result.numel() // max(1, channels)

@@ -33,9 +33,29 @@ class LSTMClassifier(nn.Module):
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Logits of token ids [batch, time], of which the first `lengths` [batch] of each row count.
 
-        Packing needs the lengths on the CPU: kept there, they cost no wait for the device.
+        They are known on the CPU: kept there, they cost no wait for the device.
         """
-        packed = pack_padded_sequence(self.embedding(tokens), lengths.cpu(), batch_first=True, enforce_sorted=False)
-        _, (last, _) = self.recurrent(packed)
-        logits: Tensor = self.classifier(self.dropout(torch.cat(tuple(last), dim=1)))
+        embedded, lengths = self.embedding(tokens), lengths.cpu()
+        last = self._packed(embedded, lengths) if embedded.is_cuda else self._padded(embedded, lengths)
+        logits: Tensor = self.classifier(self.dropout(torch.cat(last, dim=1)))
         return logits
+
+    def _packed(self, embedded: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+        """The last state of each direction."""
+        packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
+        _, (last, _) = self.recurrent(packed)
+        return tuple(last)
+
+    def _padded(self, embedded: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
+        """The same by another way: on a CPU gradients of packed texts take a time that is quadratic in their length."""
+        layer, times = self.recurrent, torch.arange(embedded.shape[1])
+        backwards = (lengths[:, None] - 1 - times).clamp(min=0)
+        rows = torch.arange(len(lengths))
+        found = []
+        for suffix in ("l0", "l0_reverse")[: 2 if layer.bidirectional else 1]:
+            weights = [getattr(layer, f"{kind}_{suffix}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+            words = embedded if suffix == "l0" else embedded[rows[:, None], backwards]
+            nothing = embedded.new_zeros(1, len(lengths), layer.hidden_size)
+            states, _, _ = torch.lstm(words, (nothing, nothing), weights, True, 1, 0.0, self.training, False, True)
+            found.append(states[rows, lengths - 1])  # what comes after is padding
+        return tuple(found)

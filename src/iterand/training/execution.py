@@ -6,24 +6,32 @@ from dataclasses import dataclass
 from iterand.data import Dataset, Split
 from iterand.data.sequences import TextSplit
 from iterand.selection import HAS_TRITON
+from iterand.training.recipe import Recipe
 from iterand.training.session import Session
 from iterand.training.steps import EagerStep, Step
 
 logger = logging.getLogger("iterand")
 
-COMPILING_PAYS = 200_000
-"""Steps of a run that save more than torch's compiler takes for the network (docs/engine.md)."""
+_MANY_STEPS = 30_000  # of 2 ms each that are saved
 
 
 @dataclass(frozen=True)
 class Execution:
-    """On a GPU: record a whole step as a CUDA graph, and compile the network."""
+    """On a GPU: whether to record a whole step as a CUDA graph, and to compile the network."""
 
     compile: bool | None = None
     """None: where it pays."""
     graph: bool = True
     side_by_side: int = 1
     """How many runs take turns; noted, since it decides how long each takes."""
+
+
+def compiling_pays(recipe: Recipe, steps: int) -> bool:
+    """Whether a run of so many steps is done sooner with its network compiled, which takes a minute.
+
+    A network of large images is a tenth faster then; of small ones our own kernels are (docs/engine.md).
+    """
+    return recipe.data.name == "imagenet" and steps >= _MANY_STEPS
 
 
 def _kernels_work(session: Session) -> bool:
@@ -49,7 +57,7 @@ def choose_step(session: Session, data: Dataset[Split], execution: Execution) ->
 
         compile = execution.compile
         if compile is None:
-            compile = session.steps_per_epoch * session.recipe.training.epochs >= COMPILING_PAYS
+            compile = compiling_pays(session.recipe, session.steps_per_epoch * session.recipe.training.epochs)
         try:
             return FusedStep(session, compile=compile, graph=execution.graph)
         except CannotFuse as error:

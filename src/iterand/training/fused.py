@@ -1,4 +1,4 @@
-"""One step of training as a whole: kernels for all layers at once, the network compiled, everything one CUDA graph."""
+"""One step of training as a whole: kernels for all layers at once, everything one CUDA graph."""
 
 import json
 import logging
@@ -64,7 +64,7 @@ class Trainable(Protocol):
 class FusedStep:
     """Replays a recorded step; a batch of another size, or what cannot be recorded, is done directly."""
 
-    def __init__(self, session: Session, *, compile: bool = True, graph: bool = True) -> None:
+    def __init__(self, session: Session, *, compile: bool, graph: bool = True) -> None:
         self._session = session
         self._network = _Network.of(session, compile)
         self._trainable: Trainable = (
@@ -76,6 +76,12 @@ class FusedStep:
         self._recordings: dict[str, Recording | None] = {}
         # A batch of another size comes once an epoch: not worth compiling the network again.
         self._direct: Losses = self._network.compiled if compile and not graph else self._network.losses
+
+    @property
+    def way(self) -> str:
+        """How it is executed, as ``iterand bench step`` calls it."""
+        recorded = self._recordings.get("train") is not None
+        return " ".join(["compiled"] * self._compile + ["graph"] * recorded) or "fused"
 
     def train(self, batch: Batch) -> None:
         """Forward, backward, update; count loss and hits."""
@@ -125,6 +131,7 @@ class FusedStep:
                 if losses == network.losses:
                     raise
                 _say("compiling", error)
+                self._compile = False
             else:
                 self._trainable.recorded()
                 return recording

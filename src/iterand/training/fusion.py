@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from iterand.freezing import is_frozen
 from iterand.kernels.convolution import narrow_
 from iterand.kernels.normalization import FusedNorm, is_ordinary
 from iterand.kernels.pooling import FusedPool, is_two_by_two
@@ -11,8 +12,8 @@ from iterand.networks.resnet import ResidualBlock
 def fuse_(network: nn.Module) -> None:
     """Let the kernels compute what they can of a network in bfloat16, channels last; its tensors keep their names."""
     for module in list(network.modules()):
-        if isinstance(module, nn.Conv2d) and module.bias is not None and not module.bias.requires_grad:
-            module.bias = None  # frozen by prune_ at zero
+        if isinstance(module, nn.Conv2d) and is_frozen(module, "bias"):
+            module.bias = None  # it is zero
         if is_ordinary(module):
             module.__class__ = FusedNorm
         if is_two_by_two(module):

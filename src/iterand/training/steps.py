@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from iterand.data import Batch, Split
+from iterand.data.sequences import TextSplit
 from iterand.training.distributed import ALONE, Ranks
 from iterand.training.outputs import correct_of, loss_of, outputs_of
 from iterand.training.recipe import Recipe
@@ -23,6 +24,11 @@ Measured = Callable[[], dict[str, float]]
 class Step(Protocol):
     """How batches are worked through; what changes is the session's."""
 
+    @property
+    def way(self) -> str:
+        """How it is executed, as ``iterand bench step`` calls it."""
+        ...
+
     def train(self, batch: Batch) -> None:
         """Forward, backward, update; count loss and hits."""
         ...
@@ -34,6 +40,8 @@ class Step(Protocol):
 
 class EagerStep:
     """Each operation by itself."""
+
+    way = "eager"
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -62,6 +70,8 @@ def evaluate(model: nn.Module, split: Split, recipe: Recipe, device: torch.devic
     model.eval()
     sums = Sums(device)
     mine = ranks.share_of(len(split))
+    if isinstance(split, TextSplit):
+        mine = split.grouped(mine, EVALUATION_BATCH)
     with torch.no_grad():
         for batch in split.batches(mine, EVALUATION_BATCH) if len(mine) else ():
             sums.add(outputs_of(model, batch.inputs, recipe), batch.labels)

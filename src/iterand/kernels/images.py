@@ -1,0 +1,21 @@
+"""Images as kernels go through them: pixel by pixel, the channels of each side by side."""
+
+import torch
+from torch import Tensor
+
+_LARGEST = 1 << 31  # places are numbers of 32 bits
+
+
+def fits(images: Tensor) -> bool:
+    """Whether kernels can count the elements of some images."""
+    return images.numel() < _LARGEST
+
+
+def extent(images: Tensor) -> tuple[int, int]:
+    """How many pixels some images have in all, and how many channels."""
+    shape = tuple(images.shape)
+    if not fits(images):
+        raise ValueError(f"images of shape {shape} have 2³¹ elements or more; lower the batch size")
+    if not images.is_contiguous(memory_format=torch.channels_last):
+        raise ValueError(f"images of shape {shape} do not lie channels last")
+    return images.numel() // max(1, shape[1]), shape[1]
