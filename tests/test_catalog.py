@@ -260,3 +260,17 @@ def test_our_recipes_follow_the_sparsity_that_is_set():
             assert recipe_file.digest(recipe) == recipe_file.digest(cells[f"{network}, p = {sparsity:g}"])
     said = find_recipe("best-vgg11", ["sparsity=0.5", "label_smoothing=0.2"])
     assert (said.training.label_smoothing, said.method.ranking) == (0.2, "layer")
+
+
+def test_a_recipe_of_ones_own_that_extends_ours_follows_its_sparsity(tmp_path):
+    own = tmp_path / "own.toml"
+    own.write_text('extends = "best-vgg11"\nname = "own"\n[method]\nsparsity = 0.5\n')
+    assert recipe_file.digest(find_recipe(str(own))) == recipe_file.digest(find_recipe("best-vgg11", ["sparsity=0.5"]))
+    at_95 = find_recipe("best-vgg11", ["sparsity=0.95"])
+    assert recipe_file.digest(find_recipe(str(own), ["sparsity=0.95"])) == recipe_file.digest(at_95)
+
+
+@pytest.mark.parametrize("name", ["best", "digits"])
+def test_an_unknown_profile_is_refused_where_it_changes_nothing_too(name):
+    with pytest.raises(ValueError, match="unknown profile 'bset'; there are paper, text, best"):
+        find_experiment(name, "bset")

@@ -78,6 +78,9 @@ def test_recipes(cli):
     assert code == 0
     assert "[method]" in out
     assert json.loads(cli("recipes", "digits", "--set", "rate=0.5", "--json")[1])["method"]["rate"] == 0.5
+    code, _, err = cli("recipes", "--set", "rate=0.5")
+    assert code == 1
+    assert "--set changes a recipe; say which" in err
 
 
 def test_reproduce(cli):

@@ -324,3 +324,11 @@ class TestGroups:
         assert 45 < rising < 80  # of 124
         assert not torch.equal(grouped, split.grouped(order.flip(0), 8))
         assert torch.equal(grouped, split.grouped(order, 8))
+
+
+def test_two_reviews_are_too_few(tmp_path):
+    rows = "id,label,text\n1,0,bad\n2,1,good\n"
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.csv").write_text(rows)
+    with pytest.raises(DataError, match="too few reviews"):
+        load_data("imdb", CPU, tmp_path)

@@ -268,3 +268,8 @@ def test_wrappers_are_looked_through():
     assert iterand.prune_(wrapped, 0.5) is wrapped
     assert list(iterand.masked_layers(wrapped)) == ["0.weight", "1.weight"]
     assert list(iterand.masked_layers(iterand.fold_(wrapped))) == []
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(ValueError, match=r"model is 5; it must be a torch.nn.Module"):
+        iterand.prune_(5, sparsity=0.5)

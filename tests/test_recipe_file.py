@@ -155,3 +155,14 @@ def test_recipe_survives_json():
     recipe = Recipe()
     assert recipe_file.from_dict(json.loads(json.dumps(recipe_file.as_dict(recipe)))) == recipe
     assert math.isfinite(recipe.learning_rate.final)
+
+
+@pytest.mark.parametrize(("text", "value"), [(".5", 0.5), ("1.", 1.0), ("+.5e0", 0.5), ("5e-1", 0.5)])
+def test_numbers_as_people_write_them(text, value):
+    assert recipe_file.override(Recipe(), [f"sparsity={text}"]).method.sparsity == value
+
+
+@pytest.mark.parametrize("text", [".", ".5.", "5e", "1.x"])
+def test_what_is_no_number_is_refused(text):
+    with pytest.raises(RecipeError, match="it must be a number"):
+        recipe_file.override(Recipe(), [f"sparsity={text}"])

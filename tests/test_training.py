@@ -251,3 +251,11 @@ def test_networks_are_compiled_where_that_pays(data, steps, pays):
 def test_a_record_says_how_its_run_was_executed(tmp_path):
     record = run(small("epochs=1"), RunFolder(tmp_path / "run"), device=CPU)
     assert record["environment"]["execution"]["way"] == "eager"
+
+
+def test_a_run_that_was_refused_at_the_start_leaves_its_folder_free(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(ValueError, match="augmentation"):
+        run(small("augmentation=crop"), folder, device=CPU)
+    record = run(small("epochs=1"), folder, device=CPU)
+    assert record["recipe"]["data"]["augmentation"] == "none"

@@ -76,6 +76,8 @@ def prune_(
     ):
         if value not in known:
             raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is {model!r}; it must be a torch.nn.Module")
     if allocation != "uniform" and ranking == "global":
         raise ValueError(f"allocation is {allocation!r}, which needs ranking='layer'; set that, or leave it out")
     if share("floor", floor, "the share of its weights that a layer keeps") and ranking != "global":

@@ -26,7 +26,9 @@ DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie.")]
 Compile = Annotated[
     bool | None,
     typer.Option(
-        "--compile/--no-compile", help="On a GPU: compile the network; if not said, in long runs.", show_default=False
+        "--compile/--no-compile",
+        help="On a GPU: compile the network; if not said, in long runs on ImageNet.",
+        show_default=False,
     ),
 ]
 Graph = Annotated[bool, typer.Option(help="On a GPU: record a step as a CUDA graph.")]
@@ -121,6 +123,8 @@ def recipes(
         else:
             say(recipe_file.to_toml(settled), end="")
         return
+    if settings:
+        raise ValueError("--set changes a recipe; say which, for instance iterand recipes digits --set rate=0.2")
     found = {entry: find_recipe(entry).description for entry in recipe_names()}
     if json:
         print_json(found)

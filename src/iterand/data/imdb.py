@@ -99,6 +99,8 @@ def _encode(found: reviews.Reviews) -> _Encoded:
 
 
 def _encode_part(part: list[Review], vocabulary: Vocabulary) -> _Part:
+    if not part:
+        raise DataError("there are too few reviews: of those to train on three in ten are held out, at least one")
     encoded = [vocabulary.encode(review.text) for review in part]
     return _Part(
         torch.from_numpy(np.concatenate(encoded)),

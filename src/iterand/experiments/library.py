@@ -1,6 +1,6 @@
 """The recipes that come with the package, by name: a file each, and ours, which are the profile ``best`` of some."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -32,12 +32,14 @@ def find_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
 
     What the recipes ``best-*`` are depends on the sparsity, so that is set before all else.
     """
-    if name_or_path.endswith(".toml") or "/" in name_or_path:
-        return recipe_file.override(recipe_file.read(Path(name_or_path), _of_package), settings)
-    recipe = recipe_file.override(_of_package(name_or_path), settings)
-    if name_or_path in _BEST:
-        recipe = recipe_file.override(_best(name_or_path, recipe.method.sparsity), settings)
-    return recipe
+    sparsity = _found(name_or_path, settings, _of_package).method.sparsity
+    return _found(name_or_path, settings, lambda name: _best(name, sparsity) if name in _BEST else _of_package(name))
+
+
+def _found(name_or_path: str, settings: Sequence[str], of_package: Callable[[str], Recipe]) -> Recipe:
+    is_path = name_or_path.endswith(".toml") or "/" in name_or_path
+    recipe = recipe_file.read(Path(name_or_path), of_package) if is_path else of_package(name_or_path)
+    return recipe_file.override(recipe, settings)
 
 
 @cache

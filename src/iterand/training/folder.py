@@ -115,7 +115,8 @@ class RunFolder:
         return recipe_file.read(self.path / RECIPE)
 
     def _check(self, recipe: Recipe) -> None:
-        if (self.path / RECIPE).exists():
+        begun = (self.path / METRICS).exists() or (self.path / RECORD).exists()
+        if begun and (self.path / RECIPE).exists():
             difference = recipe_file.difference(self.recipe(), recipe)
             if difference:
                 raise IterandError(

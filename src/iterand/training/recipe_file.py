@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import json
 import math
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -169,12 +170,15 @@ def _checked(key: str, entry: Any, value: Any) -> Any:
     return value
 
 
+_BARE_POINT = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")  # a number to everybody but TOML
+
+
 def _value(text: str) -> Any:
     """A TOML value, or the text itself where it is none (so that names need no quotes)."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return text
+        return float(text) if _BARE_POINT.fullmatch(text) else text
 
 
 def _literal(value: Any) -> str:

@@ -11,7 +11,7 @@ def overhead() -> Experiment:
     cells = (cell("overhead", start("resnet18", full), method=method) for method, full in _METHODS.items())
     return Experiment(
         "overhead",
-        "How long a training takes (ResNet18)",
+        "How long a training takes (ResNet18), beside whatever else ran on its machine",
         tuple(cells),
         seeds=1,
         where="Table 5",
