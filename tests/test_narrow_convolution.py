@@ -7,6 +7,7 @@ from torch.nn import functional
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 from iterand.kernels import convolution
+from iterand.kernels import images as kernel_images
 from iterand.kernels.convolution import NarrowConvolution, convolve, narrow_
 
 ON_GPU = torch.cuda.is_available()
@@ -95,6 +96,16 @@ def test_memory_in_another_order_is_refused():
     images, weight = case(4, 4, 3, 5)
     with pytest.raises(ValueError, match="does not lie channels last"):
         convolve(images.contiguous(), weight, 1)
+
+
+def test_images_that_are_too_many_are_left_to_torch(monkeypatch):
+    layer = nn.Conv2d(3, 8, 3, padding=1, device=DEVICE)
+    images = torch.randn(2, 3, 6, 6, device=DEVICE)
+    wanted = layer(images)
+    narrow_(nn.Sequential(layer))
+    assert isinstance(layer, NarrowConvolution)
+    monkeypatch.setattr(kernel_images, "_LARGEST", 8 * 2 * 6 * 6)
+    assert torch.equal(layer(images), wanted)
 
 
 def test_no_images():

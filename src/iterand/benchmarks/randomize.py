@@ -21,18 +21,14 @@ CUT_KNOWN = "randomize, cut known"
 _RATE = 0.1
 
 
-_NOTE_ON_KERNELS = (
-    f"'{CUT_KNOWN}' is what a round adds to training, where a step ends with the cut that the next one needs.",
-)
-
-
 def measure(options: Options, notify: Notify) -> Table:
     """Milliseconds of a round, and of writing all weights once, by network."""
+    known = f"'{CUT_KNOWN}' is what a round adds to training, where a step ends with the cut that the next one needs."
     table = Table(
         "randomize",
         [
             f"'randomize' is a round at r = {_RATE} in a loop of one's own, which begins with finding the cut.",
-            *_NOTE_ON_KERNELS[: _has_kernels(options.device)],
+            *([known] if _has_kernels(options.device) else []),
             "All lies in the order of the weights, as in training; host milliseconds are until the call returns.",
             "'regenerate' writes all weights as their draws say, 'copy' as a stored copy says.",
         ],

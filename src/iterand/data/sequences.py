@@ -5,10 +5,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from iterand.data.dataset import Batch, Random
+from iterand.data.dataset import Batch, Random, Split
 from iterand.data.text import PADDING, Vocabulary
 
 _POOL = 100  # batches whose texts are sorted by length
+
+
+def arranged(split: Split, order: Tensor, size: int) -> Tensor:
+    """The order in which examples are best taken in batches: as it is, but for texts."""
+    return split.grouped(order, size) if isinstance(split, TextSplit) else order
 
 
 class TextSplit:

@@ -6,7 +6,7 @@ from iterand.checks import unknown
 from iterand.experiments import own
 from iterand.experiments.experiment import Cell, Experiment, PaperNumber
 from iterand.experiments.paper import ablations, imagenet, overhead, sparsities, text, widths
-from iterand.experiments.profiles import adapt, profile_names
+from iterand.experiments.profiles import adapt, check_profile
 from iterand.experiments.scale import tiny
 from iterand.training.recipe import SCALES
 
@@ -42,8 +42,7 @@ def find_experiment(name: str, profile: str = "paper", scale: str = "full") -> E
         raise ValueError(unknown("experiment", name, _EXPERIMENTS))
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}; there are {', '.join(SCALES)}")
-    if profile not in profile_names():
-        raise ValueError(f"unknown profile {profile!r}; there are {', '.join(profile_names())}")
+    check_profile(profile)
     experiment = _EXPERIMENTS[name]()
     ours = experiment.where == "ours"  # whose recipes are what they are
     cells = tuple(cell if ours else replace(cell, recipe=adapt(cell.recipe, profile)) for cell in experiment.cells)

@@ -9,11 +9,16 @@ from iterand.training.recipe import Recipe
 
 def adapt(recipe: Recipe, profile: str) -> Recipe:
     """The recipe in a profile; where nothing changes it is the same run, so it keeps its name."""
-    if profile not in _PROFILES:
-        raise ValueError(f"unknown profile {profile!r}; there are {', '.join(_PROFILES)}")
-    changes = _PROFILES[profile](recipe)
+    changes = _PROFILES[check_profile(profile)](recipe)
     adapted = recipe_file.override(recipe, changes) if changes else recipe
     return adapted if adapted == recipe else replace(adapted, name=_renamed(recipe.name, profile))
+
+
+def check_profile(name: str) -> str:
+    """The name itself, if it is a profile's."""
+    if name not in _PROFILES:
+        raise ValueError(f"unknown profile {name!r}; there are {', '.join(_PROFILES)}")
+    return name
 
 
 def profile_names() -> list[str]:

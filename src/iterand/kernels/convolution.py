@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
+from iterand.kernels.images import fits
 from iterand.kernels.layers import launching_on
 from iterand.kernels.sums import add_up
 
@@ -41,6 +42,8 @@ class NarrowConvolution(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve, in bfloat16 whatever comes in."""
+        if not fits(input.numel() // self.in_channels * max(self.in_channels, self.out_channels)):
+            return super().forward(input)
         half = torch.bfloat16
         images = input.to(half).contiguous(memory_format=torch.channels_last)
         convolved: Tensor = convolve(images, self.weight.to(half), self.stride[0])

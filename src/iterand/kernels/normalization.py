@@ -30,7 +30,7 @@ class FusedNorm(nn.BatchNorm2d):
 
     def forward(self, input: Tensor, added: Tensor | None = None) -> Tensor:
         """Normalise, add, rectify."""
-        if not fits(input):
+        if not fits(input.numel()):
             plain: Tensor = super().forward(input)
             plain = plain if added is None else plain + added
             return plain.relu() if self.rectified else plain

@@ -26,7 +26,7 @@ class FusedPool(nn.MaxPool2d):
     def forward(self, input: Tensor) -> Tensor:
         """Rectify, take the largest."""
         left_over = input.shape[2] % 2 or input.shape[3] % 2
-        if left_over or not fits(input):
+        if left_over or not fits(input.numel()):
             pooled: Tensor = super().forward(input.relu() if self.rectified else input)
             return pooled
         pooled, _ = pool(input.contiguous(memory_format=torch.channels_last), self.rectified)

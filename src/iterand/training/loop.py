@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from iterand import philox
 from iterand.data import Batch, Dataset, Split
-from iterand.data.sequences import TextSplit
+from iterand.data.sequences import arranged
 from iterand.errors import IterandError
 from iterand.training.folder import RunFolder
 from iterand.training.interrupt import Interrupted, StopRequest
@@ -119,9 +119,8 @@ def _begin_epoch(session: Session, split: Split) -> Iterator[Batch]:
 def _batches(session: Session, split: Split, epoch: int, first: int = 0) -> Iterator[Batch]:
     """This rank's part of the batches of an epoch, from one of them on."""
     recipe, size = session.recipe, session.recipe.training.batch_size
-    order = philox.permutation(len(split), philox.key(recipe.seed, "data order"), epoch, session.device)
-    if isinstance(split, TextSplit):
-        order = split.grouped(order, size)
+    drawn = philox.permutation(len(split), philox.key(recipe.seed, "data order"), epoch, session.device)
+    order = arranged(split, drawn, size)
     key = philox.key(recipe.seed, "augmentation")
     left = order[first * size : session.steps_per_epoch * size]
     return session.ranks.batches(split, left, size, lambda index: philox.philox(index, epoch, key, philox.DATA))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from iterand.data import Batch, Split
-from iterand.data.sequences import TextSplit
+from iterand.data.sequences import arranged
 from iterand.training.distributed import ALONE, Ranks
 from iterand.training.outputs import correct_of, loss_of, outputs_of
 from iterand.training.recipe import Recipe
@@ -69,9 +69,7 @@ def evaluate(model: nn.Module, split: Split, recipe: Recipe, device: torch.devic
     """Go through one part of the data with any model; each rank takes its share of the examples."""
     model.eval()
     sums = Sums(device)
-    mine = ranks.share_of(len(split))
-    if isinstance(split, TextSplit):
-        mine = split.grouped(mine, EVALUATION_BATCH)
+    mine = arranged(split, ranks.share_of(len(split)), EVALUATION_BATCH)
     with torch.no_grad():
         for batch in split.batches(mine, EVALUATION_BATCH) if len(mine) else ():
             sums.add(outputs_of(model, batch.inputs, recipe), batch.labels)
