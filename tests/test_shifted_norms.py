@@ -125,27 +125,12 @@ def test_ranks_share_norms_whose_shift_is_masked():
     assert torch.equal(model[1].bias, layer.weight * layer.mask)
 
 
-@pytest.mark.parametrize("ranking", ["layer", "global"])
-def test_half_of_the_shifts_are_kept_whatever_the_sparsity(ranking):
-    model = iterand.prune_(network(), 0.9, norms="half_shifted", ranking=ranking, overrides={"5.bias": 0.2})
-    layers = iterand.masked_layers(model)
-    kept = {name: int(layer.mask.sum()) for name, layer in layers.items()}
-    assert (kept["1.bias"], kept["5.bias"]) == (4, 4)  # of 8, and of 5 with an own sparsity
-    assert kept["0.weight"] + kept["4.weight"] == round(0.1 * (8 * 3 * 9 + 5 * 32))  # p is that of the weights
-    schedule = iterand.SparsitySchedule(model, "cubic", steps=4)
-    assert all(layer.mask.all() for layer in layers.values())
-    for _ in range(4):
-        schedule.step()
-    assert {name: int(layer.mask.sum()) for name, layer in layers.items()} == kept
-
-
 @pytest.mark.parametrize("norm", [nn.Identity(), nn.BatchNorm1d(3, affine=False), nn.LayerNorm(3, bias=False)])
 def test_a_model_without_anything_to_shift_is_refused(norm):
-    for norms in ("shifted", "half_shifted"):
-        with pytest.raises(ValueError, match=f"norms is '{norms}', but Sequential has no norm that adds anything"):
-            iterand.prune_(nn.Sequential(nn.Linear(4, 3), norm), 0.5, norms=norms)
+    with pytest.raises(ValueError, match="norms is 'shifted', but Sequential has no norm that adds anything"):
+        iterand.prune_(nn.Sequential(nn.Linear(4, 3), norm), 0.5, norms="shifted")
 
 
 def test_an_unknown_way_is_refused():
-    with pytest.raises(ValueError, match="norms is 'random'; it must be one of fixed, shifted, half_shifted, keep"):
+    with pytest.raises(ValueError, match="norms is 'random'; it must be one of fixed, shifted, keep"):
         iterand.prune_(network(), 0.5, norms="random")

@@ -18,7 +18,7 @@ from iterand.targets import Owner
 Model = TypeVar("Model", bound=nn.Module)
 Patterns = Sequence[str] | str
 RANKINGS = ("layer", "global")
-NORMS = ("fixed", "shifted", "half_shifted", "keep")
+NORMS = ("fixed", "shifted", "keep")
 
 _SHIFT_FAN_IN = 8
 """What normalised activations are shifted by is drawn as if so many weights met there: ±0.5 of a deviation for SC."""
@@ -64,9 +64,8 @@ def prune_(
             counts; such a layer is ranked by itself.
         biases: ``"zero"``: those of masked layers are set to zero and frozen; ``"keep"``: left as they are.
         norms: ``"fixed"``: batch norm made non-affine, the affine part of other norms frozen at one and zero;
-            ``"shifted"``: the same, but what a norm adds is random and masked like a weight; ``"half_shifted"``: of
-            that, half is kept in each norm whatever the sparsity, which then is that of the weights; ``"keep"``: left
-            as they are.
+            ``"shifted"``: the same, but what a norm adds is random and masked like a weight; ``"keep"``: left as they
+            are.
     """
     for name, value, known in (
         ("ranking", ranking, RANKINGS),
@@ -93,13 +92,11 @@ def prune_(
 
     overrides = overrides or {}
     left_out = _as_list(exclude)
-    shifted = norms in ("shifted", "half_shifted")
-    usual = ("weight", "shift") if shifted else ("weight",)
-    if shifted and not any(owner.kind == "shift" for owner in targets.owners(root)):
-        raise ValueError(f"norms is {norms!r}, but {type(root).__name__} has no norm that adds anything; leave it out")
+    usual = ("weight", "shift") if norms == "shifted" else ("weight",)
+    if norms == "shifted" and not any(owner.kind == "shift" for owner in targets.owners(root)):
+        raise ValueError(f"norms is 'shifted', but {type(root).__name__} has no norm that adds anything; leave it out")
     chosen = targets.choose(root, None if include is None else _as_list(include), left_out, list(overrides), usual)
-    halves = {name: 0.5 for name, group in chosen.items() if norms == "half_shifted" and group[0].kind == "shift"}
-    alone = halves | planning.own_sparsities(chosen, overrides)
+    alone = planning.own_sparsities(chosen, overrides)
     free = [name for name in chosen if name not in alone]
     if isinstance(sparsity, Mapping):
         alone |= planning.mapped_sparsities({name: chosen[name] for name in free}, sparsity)

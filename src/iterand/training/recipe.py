@@ -59,8 +59,8 @@ class MethodRecipe:
     rank_by: str = _choice("score", *selection.RANK_BY)
     allocation: str = _choice("uniform", *sparsities.ALLOCATIONS)
     floor: float = _number(0.0, 0, 1)
-    norms: str = _choice("fixed", "fixed", "shifted", "half_shifted")
-    """What batch norms add: nothing, or something random that is masked like a weight or by half in any case."""
+    norms: str = _choice("fixed", "fixed", "shifted")
+    """What batch norms add to what they normalise: nothing, or something random that is masked like a weight."""
     sparsity_schedule: str = _choice("constant", *sparsities.SCHEDULES)
     sparsity_schedule_share: float = _number(0.5, 1e-6, 1)
     """Over which share of the iterations the sparsity rises."""
