@@ -156,23 +156,26 @@ def test_the_profile_best():
 
 
 @pytest.mark.parametrize(
-    ("network", "sparsity", "smoothing", "statistics", "ranking", "augmentation"),
+    ("network", "sparsity", "smoothing", "statistics", "ranking", "augmentation", "epochs"),
     [
-        ("VGG11", 0.5, 0.1, "recomputed", "layer", "crop"),
-        ("VGG11", 0.9, 0.1, "recomputed", "global", "crop"),
-        ("VGG11", 0.95, 0.0, "running", "global", "crop"),
-        ("ResNet20", 0.5, 0.0, "recomputed", "global", "crop"),
-        ("ResNet20", 0.99, 0.0, "recomputed", "global", "none"),
+        ("VGG11", 0.7, 0.1, "recomputed", "layer", "crop_cutout", 320),
+        ("VGG11", 0.9, 0.1, "recomputed", "global", "crop", 160),
+        ("VGG11", 0.95, 0.0, "running", "global", "crop", 160),
+        ("ResNet20", 0.5, 0.0, "recomputed", "global", "crop", 320),
+        ("ResNet20", 0.7, 0.0, "recomputed", "global", "crop", 160),
+        ("ResNet20", 0.99, 0.0, "recomputed", "global", "none", 160),
     ],
 )
-def test_what_the_profile_best_does_by_sparsity(network, sparsity, smoothing, statistics, ranking, augmentation):
+def test_what_the_profile_best_does_by_sparsity(
+    network, sparsity, smoothing, statistics, ranking, augmentation, epochs
+):
     (recipe,) = (
         cell.recipe
         for cell in find_experiment("best").cells
         if dict(cell.axes) == {"network": network, "sparsity": sparsity}
     )
     training = recipe.training
-    assert (training.label_smoothing, training.norm_statistics) == (smoothing, statistics)
+    assert (training.label_smoothing, training.norm_statistics, training.epochs) == (smoothing, statistics, epochs)
     assert (recipe.method.ranking, recipe.data.augmentation) == (ranking, augmentation)
 
 

@@ -22,9 +22,9 @@ def page(name):
     return re.sub(r"(?<![\d.])\.(?=\d)", "0.", (ROOT / name).read_text())
 
 
-def cells(experiment):
+def cells(experiment, least=2):
     (outcome,) = (outcome for outcome in REPORT.outcomes if outcome.experiment.name == experiment)
-    return [cell for cell in outcome.cells if cell.summary and cell.summary.n > 1]
+    return [cell for cell in outcome.cells if cell.summary and cell.summary.n >= least]
 
 
 def rows(name):
@@ -33,7 +33,12 @@ def rows(name):
 
 
 def said(cell):
-    return f"{cell.summary.mean:.2f} ± {cell.summary.std:.2f}"
+    spread = f" ± {cell.summary.std:.2f}" if cell.summary.n > 1 else ""
+    return f"{cell.summary.mean:.2f}{spread}"
+
+
+def of_paper(cell):
+    return f"{cell.cell.paper.mean:.2f} ± {cell.cell.paper.std:.2f}"
 
 
 @pytest.mark.parametrize("name", ["results/README.md", "docs/beyond.md"])
@@ -46,11 +51,30 @@ def test_a_row_for_every_cell_of_best(name):
 
 def test_the_rows_of_figure_2():
     lines = rows("results/README.md")
-    for cell in cells("figure2"):
+    for cell in cells("figure2", 1):
         place = dict(cell.cell.axes)
         label = f"| {place['network']}, ρ = {place['width']:g}, {place['method']} |"
         (own,) = [line for line in lines if line.startswith(label)]
-        assert f"| {said(cell)} | {cell.summary.n} | {cell.cell.paper.mean:.2f} ± {cell.cell.paper.std:.2f} |" in own
+        difference = f"{cell.summary.mean - cell.cell.paper.mean:+.2f}".replace("-", "−")
+        assert f"| {said(cell)} | {cell.summary.n} | {of_paper(cell)} | {difference} |" in own
+
+
+def test_the_rows_of_film_reviews():
+    lines = rows("results/README.md")
+    for cell in cells("imdb", 1):
+        assert f"| {cell.cell.label} | {said(cell)} | {cell.summary.n} | {of_paper(cell)} |" in lines
+
+
+def test_the_sparsity_table():
+    lines = rows("results/README.md")
+    own = cells("sparsity", 1)
+    assert {dict(cell.cell.axes)["network"] for cell in own} == {"Conv6"}
+    for method in ("IteRand (SC)", "edge-popup (SC)"):
+        row = [cell for cell in own if dict(cell.cell.axes)["method"] == method]
+        place = lines.index(f"| {method} | {' | '.join(map(said, row))} |")
+        assert lines[place + 1] == f"| paper | {' | '.join(map(of_paper, row))} |"
+    header = " | ".join(f"p = {dict(cell.cell.axes)['sparsity']:g}" for cell in row)
+    assert f"| | {header} |" in lines
 
 
 def test_the_columns_of_the_readme():

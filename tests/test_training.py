@@ -9,6 +9,7 @@ from iterand.data import load_data
 from iterand.errors import CheckpointError, IterandError
 from iterand.experiments.running import _session, evaluate_run, run
 from iterand.training import checkpoint, loop, recipe_file
+from iterand.training.environment import computing
 from iterand.training.execution import compiling_pays
 from iterand.training.folder import RunFolder, default_path
 from iterand.training.methods import prepare
@@ -259,3 +260,31 @@ def test_a_run_that_was_refused_at_the_start_leaves_its_folder_free(tmp_path):
         run(small("augmentation=crop"), folder, device=CPU)
     record = run(small("epochs=1"), folder, device=CPU)
     assert record["recipe"]["data"]["augmentation"] == "none"
+
+
+def test_a_run_computes_without_the_numbers_that_slow_a_cpu_down():
+    def is_flushed():
+        return bool((torch.full((1 << 16,), 1e-38) * 0.01 == 0).all())  # enough for all threads to take part
+
+    before = torch.get_num_threads()
+    assert not is_flushed()
+    with computing(1):
+        assert is_flushed()
+        assert torch.get_num_threads() == 1
+        with computing(0):
+            assert is_flushed()
+        assert is_flushed()
+    assert not is_flushed()
+    assert torch.get_num_threads() == before
+
+
+def test_gradients_that_fade_do_not_make_a_run_slow(tmp_path):
+    seen = []
+
+    class Look(loop.Silent):
+        def step(self, session):
+            seen.append(float(torch.tensor(1e-38) * 0.01))
+
+    run(small("epochs=1"), RunFolder(tmp_path), device=CPU, observer=Look())
+    assert seen
+    assert not any(seen)

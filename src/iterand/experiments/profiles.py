@@ -60,14 +60,16 @@ def _best(recipe: Recipe) -> list[str]:
 
 
 def _by_sparsity(network: str, sparsity: float) -> list[str]:
-    """A wide network of which much is kept is held back; one of which very little is kept sees images as they are."""
+    """Where much is kept, a wide network is held back and searched longer; where little, images are as they are."""
     changes = []
     if network == "resnet20" or (network == "vgg11" and sparsity <= 0.9):  # the others were not tried with it
         changes.append("norm_statistics=recomputed")
     if network == "vgg11" and sparsity <= 0.9:
         changes.append("label_smoothing=0.1")
     if network == "vgg11" and sparsity <= 0.7:
-        changes.append("ranking=layer")
+        changes += ["ranking=layer", "augmentation=crop_cutout"]
+    if (network == "vgg11" and sparsity <= 0.7) or (network == "resnet20" and sparsity <= 0.5):
+        changes.append("epochs=320")  # half of what magnitude pruning trains
     if network == "resnet20" and sparsity >= 0.99:
         changes.append("augmentation=none")
     return changes

@@ -35,7 +35,7 @@ _TIMED_RANDOMIZATIONS = 3
 
 def run(recipe: Recipe, folder: RunFolder, **options: Any) -> dict[str, Any]:
     """Do a run, or go on with it; if it is complete already, only give its record."""
-    with environment.threads(recipe.training.threads), stop_request() as request:
+    with environment.computing(recipe.training.threads), stop_request() as request:
         steps = run_steps(recipe, folder, request=request, **options)
         while True:
             try:

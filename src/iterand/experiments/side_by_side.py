@@ -14,7 +14,7 @@ from torch import Tensor
 from iterand.errors import IterandError
 from iterand.experiments.running import run_steps
 from iterand.experiments.task import Task
-from iterand.training.environment import choose_device, threads
+from iterand.training.environment import choose_device, computing
 from iterand.training.execution import Execution
 from iterand.training.folder import RunFolder
 from iterand.training.interrupt import Interrupted, StopRequest, stop_request
@@ -89,7 +89,7 @@ class _Lane:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        with threads(self._task.recipe.training.threads), self._stream:
+        with computing(self._task.recipe.training.threads), self._stream:
             if not self._shares:
                 yield
                 return
