@@ -32,7 +32,7 @@ def choose_device(name: str) -> torch.device:
 def computing(threads: int) -> Iterator[None]:
     """Compute with this many threads for a while, 0 for as many as there are; what float32 barely holds is zero.
 
-    Gradients that fade on their way through a long text end in numbers with which a CPU takes ten times as long.
+    Gradients that fade on their way through a long text end in numbers with which a CPU takes many times as long.
     """
     before, was_flushing = torch.get_num_threads(), _flushes_denormals()
     torch.set_flush_denormal(True)
