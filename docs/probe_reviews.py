@@ -22,11 +22,11 @@ from iterand.networks.initialization import kaiming_uniform_
 from iterand.networks.lstm import LSTMClassifier
 
 STARTS = {
-    "pruned": "as iterand train lstm does it: embedding of ±0.14, no biases",
+    "pruned": "embedding of ±0.14, no biases",
     "pruned-open": "the same, but forget gates begin open: their bias is 1",
     "pruned-large": "the same, but words are as far apart as torch begins with: embedding of ±1",
     "pruned-open-large": "both",
-    "trained": "SGD as iterand train lstm-sgd does it: Kaiming uniform, biases of zero",
+    "trained": "SGD: Kaiming uniform, biases of zero",
     "trained-torch": "SGD from where torch begins: embedding of N(0, 1), biases up to 1/16",
 }
 BATCH, SEED = 64, 0

@@ -352,6 +352,27 @@ def test_an_lstm_has_the_layers_of_appendix_c6(name: str, directions: int, width
     assert layers["classifier"].weight.shape == (1, directions * hidden)
 
 
+@pytest.mark.parametrize("name", TEXT)
+def test_forget_gates_begin_as_they_are_told_and_words_are_scaled(name: str) -> None:
+    plain, told = (
+        build_network(name, width_factor=0.0625, vocabulary_size=50, **options).eval()
+        for options in ({}, {"forget_bias": 1.0, "word_scale": 10.0})
+    )
+    hidden = told.recurrent.hidden_size
+    for key, bias in told.recurrent.named_parameters():
+        if key.startswith("bias"):
+            open_gates = torch.zeros(4, hidden)
+            open_gates[1] = 1.0 if key.startswith("bias_ih") else 0.0  # input, forget, cell, output
+            assert torch.equal(bias, open_gates.flatten())
+    tokens = torch.randint(0, 50, (3, 7), generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([4, 7, 1])
+    assert not torch.equal(told(tokens, lengths), plain(tokens, lengths))
+    with torch.no_grad():
+        plain.load_state_dict(told.state_dict())
+        plain.embedding.weight.mul_(10.0)
+    torch.testing.assert_close(told(tokens, lengths), plain(tokens, lengths))
+
+
 # --- Building by name ----------------------------------------------------------------------------------------------
 
 
@@ -389,7 +410,9 @@ def test_an_unknown_name_is_refused_with_a_suggestion_and_the_list() -> None:
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(ValueError, match="'conv6' has no option 'depth'; it takes none"):
         build_network("conv6", depth=3)
-    with pytest.raises(ValueError, match="'lstm' has no option 'bidirectional'; it takes vocabulary_size"):
+    with pytest.raises(
+        ValueError, match="'lstm' has no option 'bidirectional'; it takes vocabulary_size, forget_bias, word_scale"
+    ):
         build_network("lstm", bidirectional=True)
 
 

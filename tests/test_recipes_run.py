@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+import iterand
 from iterand.data.imdb import locate
 from iterand.data.location import data_folder
 from iterand.experiments.library import find_recipe, recipe_names
@@ -57,6 +58,23 @@ def test_a_dry_run_of(name, data, tmp_path):
         assert evaluate_run(tmp_path / "model.ticket", device=CPU, data_dir=data)["test_loss"] == result["test_loss"]
         assert record["randomization_milliseconds"] > 0
     assert evaluate_run(tmp_path, device=CPU, data_dir=data)["test_loss"] == result["test_loss"]
+
+
+@pytest.mark.parametrize("name", ["lstm", "bilstm"])
+def test_the_forget_gates_of_a_pruned_lstm_stay_open(name, data, tmp_path):
+    run(tiny(find_recipe(name)), RunFolder(tmp_path), device=CPU, data_dir=data)
+    network = iterand.load_ticket(tmp_path / "model.ticket")
+    biases = {key: bias for key, bias in network.recurrent.named_parameters() if key.startswith("bias")}
+    for key, bias in biases.items():
+        gates = bias.view(4, -1)
+        assert (gates[1] == (1 if key.startswith("bias_ih") else 0)).all()
+        assert (gates[[0, 2, 3]] == 0).all()
+    assert network.word_scale == 10
+
+
+def test_a_network_without_words_has_no_scale_for_them(tmp_path):
+    with pytest.raises(ValueError, match="network 'digits_conv' has no option 'word_scale'"):
+        run(recipe_file.override(find_recipe("digits"), ["word_scale=2"]), RunFolder(tmp_path), device=CPU)
 
 
 def test_an_lstm_runs_on_the_real_reviews(tmp_path):

@@ -133,9 +133,8 @@ def _network(recipe: Recipe, data: Dataset[Split]) -> dict[str, Any]:
     options["classes"] = options["classes"] or data.classes
     words = len(data.train.vocabulary) if isinstance(data.train, TextSplit) else 0
     options["vocabulary_size"] = options["vocabulary_size"] or words
-    if not options["vocabulary_size"]:
-        del options["vocabulary_size"]
-    return options
+    plain = {"vocabulary_size": 0, "forget_bias": 0.0, "word_scale": 1.0}  # not every network has them
+    return {name: value for name, value in options.items() if name not in plain or value != plain[name]}
 
 
 def _result(session: Session, test: dict[str, float], data: Dataset[Split], folder: RunFolder) -> dict[str, Any]:

@@ -44,8 +44,8 @@ def build_network(
 ) -> nn.Module:
     """Build a network at width ρ, its weights drawn from KU under `seed`.
 
-    `classes` is the data set's own number unless given; `options` go to the network (`vocabulary_size` of an LSTM).
-    torch's global generator is left as it was.
+    `classes` is the data set's own number unless given; `options` go to the network (`vocabulary_size`, `forget_bias`
+    and `word_scale` of an LSTM). torch's global generator is left as it was.
     """
     if name not in _BUILDERS:
         longer = [known for known in _BUILDERS if name and known.startswith(name)]
@@ -64,6 +64,8 @@ def build_network(
     with torch.random.fork_rng(devices=[]):  # torch's layers draw weights when made, which we overwrite
         network = builder(width_factor=width_factor, **options)
     kaiming_uniform_(network, seed=seed)
+    if isinstance(network, LSTMClassifier):
+        network.set_gates_()
     return network
 
 

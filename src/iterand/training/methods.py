@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from iterand import IterativeRandomization, SparsitySchedule, prune_, scores
+from iterand.networks.lstm import LSTMClassifier
 from iterand.training.imp import IterativeMagnitudePruning
 from iterand.training.recipe import Recipe
 
@@ -62,6 +63,8 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
         floor=method.floor,
         norms=method.norms,
     )
+    if isinstance(model, LSTMClassifier):
+        model.set_gates_()
     steppers: list[Stepper] = []
     if method.name == "iterand":
         steppers.append(

@@ -45,6 +45,10 @@ class NetworkRecipe:
     classes: int = _number(0, 0)
     vocabulary_size: int = _number(0, 0)
     """Both come from the data where they are 0."""
+    forget_bias: float = _number(0.0)
+    """Of an LSTM: with which bias its forget gates begin; where weights are not trained it stays."""
+    word_scale: float = _number(1.0, 1e-6)
+    """Of an LSTM: what words are multiplied by once they are looked up."""
 
 
 @dataclass(frozen=True)
