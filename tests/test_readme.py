@@ -52,7 +52,7 @@ def test_the_code_runs_as_printed(names, tmp_path, monkeypatch, capsys):
 
 def test_our_recipe_in_a_loop_of_ones_own(names, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = blocks(BEYOND)
+    code, _ = blocks(BEYOND)
     exec(code, names)
     model, images = names["model"], names["loader"][0][0]
     layers = iterand.masked_layers(model).values()
@@ -64,6 +64,16 @@ def test_our_recipe_in_a_loop_of_ones_own(names, tmp_path, monkeypatch):
     with torch.no_grad():
         inputs = plain.features[0](found)
     torch.testing.assert_close(plain.features[1].running_mean, inputs.mean((0, 2, 3)))
+
+
+def test_an_lstm_of_ones_own_begins_with_open_gates():
+    model = nn.Module()
+    model.lstm, model.classifier = nn.LSTM(4, 8), nn.Linear(8, 2)
+    _, code = blocks(BEYOND)
+    exec(code, {"torch": torch, "iterand": iterand, "model": model})
+    assert set(iterand.masked_layers(model)) == {"lstm.weight_ih_l0", "lstm.weight_hh_l0", "classifier.weight"}
+    assert torch.equal(model.lstm.bias_ih_l0.view(4, 8), torch.tensor([0.0, 1.0, 0.0, 0.0])[:, None].expand(4, 8))
+    assert not model.lstm.bias_hh_l0.any()
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))])
