@@ -35,19 +35,16 @@ BATCH, SEED = 64, 0
 def start(name: str) -> tuple[LSTMClassifier, list[torch.nn.Parameter], float]:
     """A network, what is trained of it, and at which rate (Appendix C.6)."""
     torch.manual_seed(SEED)
-    network = LSTMClassifier(bidirectional=False)
+    network = LSTMClassifier(bidirectional=False, forget_bias=1.0 if "open" in name else 0.0)
     if name.startswith("trained"):
         if name == "trained":
             kaiming_uniform_(network, seed=SEED)
         return network, list(network.parameters()), 1.0
     iterand.prune_(network, 0.5, weights="signed_constant", seed=SEED)
-    with torch.no_grad():
-        if "open" in name:
-            hidden = network.recurrent.hidden_size
-            network.recurrent.bias_ih_l0[hidden : 2 * hidden] = 1.0
-        if "large" in name:
-            embedding = iterand.masked_layers(network)["embedding.weight"].weight
-            embedding.copy_(embedding.sign())
+    network.set_gates_()
+    if "large" in name:
+        embedding = iterand.masked_layers(network)["embedding.weight"].weight
+        embedding.copy_(embedding.sign())
     return network, iterand.scores(network), 2.5
 
 

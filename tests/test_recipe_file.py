@@ -166,3 +166,9 @@ def test_numbers_as_people_write_them(text, value):
 def test_what_is_no_number_is_refused(text):
     with pytest.raises(RecipeError, match="it must be a number"):
         recipe_file.override(Recipe(), [f"sparsity={text}"])
+
+
+@pytest.mark.parametrize("setting", ["forget_bias=nan", "forget_bias=-inf", "word_scale=inf", "weight_decay=inf"])
+def test_a_number_that_is_not_finite_is_refused(setting):
+    with pytest.raises(RecipeError, match=r"is -?(nan|inf); it must be finite"):
+        recipe_file.override(Recipe(), [setting])

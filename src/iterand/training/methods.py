@@ -64,7 +64,7 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
         norms=method.norms,
     )
     if isinstance(model, LSTMClassifier):
-        model.set_gates_()
+        model.set_gates_()  # again: with the other biases they became zero
     steppers: list[Stepper] = []
     if method.name == "iterand":
         steppers.append(
