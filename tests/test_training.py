@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import iterand
+from crashing import StopAfter, outcome
 from iterand.data import load_data
 from iterand.errors import CheckpointError, IterandError
 from iterand.experiments.running import _session, evaluate_run, run
@@ -36,28 +37,6 @@ VARIANTS = {
     "all of the data": ["drop_last=false"],
     "imp": ["method.name=imp", "rounds=1", "sparsity=0.9", "learning_rate.initial=0.02"],
 }
-
-
-class StopAfter:
-    """An observer that ends the run after so many steps, as a crash would."""
-
-    def __init__(self, steps):
-        self.left = steps
-
-    def step(self, session):
-        self.left -= 1
-        if self.left == 0:
-            raise RuntimeError("crash")
-
-    def epoch(self, session, metrics):
-        pass
-
-
-def outcome(folder):
-    record = json.loads((folder / "record.json").read_text())
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert lines == record["metrics"]
-    return lines, record["result"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

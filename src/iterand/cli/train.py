@@ -70,6 +70,8 @@ def train(
         return
     trained = "all trained" if settled.method.trains_weights else "none ever trained"
     out.print(f"test accuracy  [bold]{result['test_accuracy']:.2f} %[/]  (loss {result['test_loss']:.4f})")
+    if "tested_epoch" in result:
+        out.print(f"epoch          {result['tested_epoch']}, of the lowest validation loss")
     out.print(f"weights        {result['kept']:,} of {result['weights']:,} kept, {trained}")
     if "ticket_bytes" in result:
         ticket, dense = result["ticket_bytes"], result["float32_bytes"]

@@ -19,6 +19,7 @@ from iterand.networks import build_network
 from iterand.randomization import IterativeRandomization
 from iterand.ticket import load_ticket, read_ticket, save_ticket
 from iterand.training import checkpoint, environment, recipe_file
+from iterand.training.best_epoch import tested_epoch
 from iterand.training.distributed import ALONE, Ranks
 from iterand.training.execution import Execution, choose_step
 from iterand.training.folder import TICKET, FollowerFolder, RunFolder
@@ -139,16 +140,19 @@ def _network(recipe: Recipe, data: Dataset[Split]) -> dict[str, Any]:
 
 def _result(session: Session, test: dict[str, float], data: Dataset[Split], folder: RunFolder) -> dict[str, Any]:
     model, recipe = session.model, session.recipe
+    tested = session.metrics[tested_epoch(session)]
     layers = masked_layers(model).values()
     weights = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
     result: dict[str, Any] = {
         "test_accuracy": test["accuracy"],
         "test_loss": test["loss"],
-        "validation_accuracy": session.metrics[-1]["validation_accuracy"],
+        "validation_accuracy": tested["validation_accuracy"],
         "weights": sum(layer.weight.numel() for layer in layers) if layers else weights,
         "kept": sum(int(layer.mask.sum()) for layer in layers) if layers else weights - pruned_count(model),
         "model_sha256": _fingerprint(model),
     }
+    if recipe.training.tested == "best":
+        result["tested_epoch"] = tested["epoch"]
     if layers:
         path = folder.path / TICKET
         save_ticket(model, path, recipe=asdict(recipe) | {"network": _network(recipe, data)}, metrics=dict(result))

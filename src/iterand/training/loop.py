@@ -9,6 +9,7 @@ from iterand import philox
 from iterand.data import Batch, Dataset, Split
 from iterand.data.sequences import arranged
 from iterand.errors import IterandError
+from iterand.training.best_epoch import follow_best
 from iterand.training.folder import RunFolder
 from iterand.training.interrupt import Interrupted, StopRequest
 from iterand.training.learning_rate import learning_rate
@@ -82,6 +83,7 @@ def train(
         measured = step.evaluate(data.validation)
         yield  # others may give the device work before this run waits for it
         metrics = _end_epoch(session, measured())
+        follow_best(session, last=last)
         session.seconds = time.monotonic() - started
         folder.log(metrics)
         observer.epoch(session, metrics)

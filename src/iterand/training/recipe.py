@@ -129,6 +129,8 @@ class TrainingRecipe:
     """Of batch norms: running averages, or those of the final network over the training examples."""
     label_smoothing: float = _number(0.0, 0, 1)
     """How much of a label is given to all classes alike, in training."""
+    tested: str = _choice("last", "last", "best")
+    """Which epoch's network is tested and kept: the last, or that of the lowest validation loss."""
     threads: int = _number(0, 0)
     """How many threads on a CPU, since sums depend on it; 0 for as many as there are cores."""
 
@@ -166,11 +168,27 @@ class Recipe:
                 f"training.epochs is {epochs}, but imp with method.rounds = {self.method.rounds} trains {self.phases} "
                 f"times; make it a multiple of {self.phases}"
             )
+        if self.training.tested == "best":
+            self._check_epochs_compare()
         if rate.schedule == "warmup_cosine" and rate.warmup_epochs + rate.final_epochs >= self.phase_epochs:
             raise RecipeError(
                 f"learning_rate.warmup_epochs and final_epochs take {rate.warmup_epochs + rate.final_epochs} epochs, "
                 f"training.epochs is {epochs}; make training.epochs larger"
             )
+
+    def _check_epochs_compare(self) -> None:
+        """Only epochs that have the same sparsity and the same kind of statistics can be told apart by their loss."""
+        reasons = {
+            "method.name is 'imp'": self.method.name == "imp",
+            "method.sparsity_schedule is not 'constant'": self.method.sparsity_schedule != "constant",
+            "training.norm_statistics is 'recomputed'": self.training.norm_statistics == "recomputed",
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise RecipeError(
+                    f"training.tested is 'best', but {reason}, so only the last epoch has the network that is asked "
+                    "for; leave training.tested at 'last'"
+                )
 
 
 SECTIONS: dict[str, type] = {

@@ -52,6 +52,8 @@ class Session:
         self.seconds = 0.0
         """Time spent in training so far, all tries counted; on a GPU without their first steps, which compile."""
         self.metrics: list[dict[str, Any]] = []
+        self.best: dict[str, torch.Tensor] = {}
+        """The network of the best epoch so far, where that is the one to be tested."""
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
         torch.manual_seed(recipe.seed)  # for layers that draw by themselves, such as dropout
@@ -84,14 +86,22 @@ class Session:
         self.seen += examples
         self.step += 1
 
-    def capture(self) -> Checkpoint:
-        """All of it. Masked weights are left out: the draws say what they are."""
+    def network(self) -> dict[str, torch.Tensor]:
+        """All that the network is. Masked weights are left out: the draws say what they are."""
         derived = {layer.weight.data_ptr() for layer in masked_layers(self.model).values()}
-        tensors = {
-            f"model.{name}": tensor
-            for name, tensor in self.model.state_dict().items()
-            if tensor.data_ptr() not in derived
-        }
+        return {name: one for name, one in self.model.state_dict().items() if one.data_ptr() not in derived}
+
+    def set_network(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Make the network what these say it was."""
+        self.model.load_state_dict(tensors, strict=False)
+        with torch.no_grad():
+            for layer in masked_layers(self.model).values():
+                layer.weight.copy_(layer.parametrization.weight())
+
+    def capture(self) -> Checkpoint:
+        """All of it."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.network().items()}
+        tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
         for number, parameter in enumerate(self.parameters):
             momentum = self.optimizer.state[parameter].get("momentum_buffer")
             if momentum is not None:
@@ -119,11 +129,10 @@ class Session:
                 f"the checkpoint belongs to other settings: {'; '.join(difference)}; "
                 "use another --out folder, or --fresh to start anew"
             )
-        model = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
-        self.model.load_state_dict(model, strict=False)
-        with torch.no_grad():
-            for layer in masked_layers(self.model).values():
-                layer.weight.copy_(layer.parametrization.weight())
+        self.set_network({name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")})
+        self.best = {
+            name.removeprefix("best."): t.to(self.device) for name, t in tensors.items() if name.startswith("best.")
+        }
         for number, parameter in enumerate(self.parameters):
             momentum = tensors.get(f"momentum.{number}")
             if momentum is not None:

@@ -1,0 +1,114 @@
+"""``training.tested = "best"``: the run ends with the network of the lowest validation loss."""
+
+import math
+
+import pytest
+import torch
+
+from crashing import StopAfter, outcome
+from iterand.data import load_data
+from iterand.errors import RecipeError
+from iterand.experiments.running import _session, evaluate_run, run
+from iterand.ticket import read_ticket
+from iterand.training import best_epoch, checkpoint, loop, recipe_file
+from iterand.training.folder import RunFolder
+from iterand.training.recipe import Recipe
+
+CPU = torch.device("cpu")
+
+
+def restless(*settings):
+    """A run whose validation loss rises now and then, at a rate that does not change with the number of epochs."""
+    base = ["width_factor=0.25", "batch_size=100", "epochs=5", "period=2", "tested=best"]
+    rate = ["learning_rate.initial=200.0", "learning_rate.schedule=constant"]
+    return recipe_file.override(Recipe(name="restless"), [*base, *rate, *settings])
+
+
+def losses(record):
+    return [line["validation_loss"] for line in record["metrics"]]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["weight_distribution=signed_constant", "rate=1.0"],
+        ["weight_distribution=kaiming_uniform", "rate=0.3"],
+        ["method.name=sgd", "learning_rate.initial=3.0"],
+    ],
+    ids=["signed constants", "continuous weights", "sgd"],
+)
+def test_the_network_is_that_of_a_run_that_ended_there(tmp_path, settings):
+    record = run(restless(*settings), RunFolder(tmp_path / "best"), device=CPU)
+    best = record["result"]["tested_epoch"]
+    assert losses(record)[best - 1] == min(losses(record))
+    assert best < 5  # else nothing is shown
+    short = run(restless(*settings, "tested=last", f"epochs={best}"), RunFolder(tmp_path / "short"), device=CPU)
+    expected = {name: value for name, value in record["result"].items() if name not in ("tested_epoch", "ticket_bytes")}
+    assert expected == {name: value for name, value in short["result"].items() if name != "ticket_bytes"}
+    long = run(restless(*settings, "tested=last"), RunFolder(tmp_path / "long"), device=CPU)
+    assert long["metrics"] == record["metrics"]
+    assert long["result"]["model_sha256"] != record["result"]["model_sha256"]
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[
+                pytest.mark.cuda,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+            ],
+        ),
+    ],
+)
+def test_what_a_run_leaves_behind_is_the_tested_network(tmp_path, device):
+    record = run(restless(), RunFolder(tmp_path), device=torch.device(device))
+    assert record["result"]["tested_epoch"] < 5
+    for what in (tmp_path, tmp_path / "model.ticket"):
+        assert evaluate_run(what, device=torch.device(device))["test_accuracy"] == record["result"]["test_accuracy"]
+    assert read_ticket(tmp_path / "model.ticket").metrics["tested_epoch"] == record["result"]["tested_epoch"]
+    assert not [name for name in checkpoint.read(tmp_path).tensors if name.startswith("best.")]
+
+
+def test_a_broken_run_remembers_its_best_epoch(tmp_path, monkeypatch):
+    recipe = restless()
+    whole = run(recipe, RunFolder(tmp_path / "whole"), device=CPU)
+    monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+    steps = len(load_data("digits", CPU).train) // 100
+    after_best = steps * whole["result"]["tested_epoch"] + 1
+    with pytest.raises(RuntimeError, match="crash"):
+        run(recipe, RunFolder(tmp_path / "broken"), device=CPU, observer=StopAfter(after_best))
+    assert [name for name in checkpoint.read(tmp_path / "broken").tensors if name.startswith("best.")]
+    run(recipe, RunFolder(tmp_path / "broken"), device=CPU)
+    assert outcome(tmp_path / "broken") == outcome(tmp_path / "whole")
+
+
+def test_of_equal_epochs_the_first_and_of_none_that_has_no_loss():
+    session = _session(restless(), load_data("digits", CPU), CPU)
+    session.metrics = [{"validation_loss": loss} for loss in (math.nan, 2.0, 1.0, math.nan, 1.0)]
+    assert best_epoch.tested_epoch(session) == 2
+    session.recipe = restless("tested=last")
+    assert best_epoch.tested_epoch(session) == 4
+
+
+def test_nothing_is_copied_where_the_last_epoch_is_tested(monkeypatch):
+    session = _session(restless("tested=last"), load_data("digits", CPU), CPU)
+    session.metrics = [{"validation_loss": 1.0}]
+    monkeypatch.setattr(best_epoch, "tested_epoch", None)
+    best_epoch.follow_best(session, last=True)
+    assert session.best == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("method.name=imp", "method.name is 'imp'"),
+        ("sparsity_schedule=cubic", "method.sparsity_schedule is not 'constant'"),
+        ("norm_statistics=recomputed", "training.norm_statistics is 'recomputed'"),
+    ],
+)
+def test_epochs_that_do_not_compare_are_refused(setting, reason):
+    with pytest.raises(RecipeError, match=reason):
+        restless("epochs=4", setting)
