@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -69,6 +70,9 @@ def test_a_folder_is_shown_as_it_is_named(cli, monkeypatch, name):
 def test_a_run_that_never_began_is_not_tested(cli):
     assert cli("train", "--set", "limit=30", "--set", "batch_size=64", "--set", "drop_last=true", "--out", "r")[0] == 1
     code, _, err = cli("evaluate", "r")
+    assert (code, err) == (1, "error: r is not a run folder: it holds no recipe.toml\n")
+    Path("r/recipe.toml").write_text('name = "x"\n')
+    code, _, err = cli("evaluate", "r")
     assert (code, err) == (1, "error: r holds no checkpoint; train it first\n")
 
 
@@ -112,6 +116,21 @@ def test_reproduce(cli):
         (["train", "--set", "name=../x"], 1, "name is '../x', by which no folder can be called; choose another"),
         (["train", "--set", "name="], 1, "name is '', by which no folder can be called"),
         (["train", "--set", "norm_statistics=recomputed"], 1, "digits_conv has no batch norm; leave it out"),
+        (
+            ["train", "--set", "network.name=lstm"],
+            1,
+            "but data.name is 'digits', which has images",
+        ),
+        (
+            ["train", "--set", "network.name=resnet20"],
+            1,
+            "which is not made for the images of digits, 1×8×8",
+        ),
+        (["train", "--set", "network.classes=3"], 1, "network.classes is 3, but digits has 10; leave it out"),
+        (["train", "--set", "width_factor=1e9"], 1, "width_factor is 1e+09, which asks for more memory than there is"),
+        (["train", "--set", "threads=100000"], 1, "training.threads is 100000; it must be at least 0 and at most 1024"),
+        (["train", "lstm", "--set", "forget_bias=1e39"], 1, "network.forget_bias is 1e+39; it must be at least -1000"),
+        (["theory", "width", "--epsilon", "1e-300"], 1, "epsilon is 1e-300; it must be at least 1e-100"),
         (["evaluate", "[/red]"], 1, "there is no run folder or ticket '[/red]'"),
         (["reproduce", "digts"], 1, "unknown experiment 'digts'; did you mean 'digits'?"),
         (["train", "--foo"], 2, "No such option"),

@@ -58,6 +58,14 @@ def test_a_link_keeps_pointing_where_it_did(tmp_path):
     assert target.read_bytes() == b"new"
 
 
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="pipe is not a regular file; give the name of one"):
+        atomic_write(pipe, b"data")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
 def test_a_folder_in_the_way_is_named(tmp_path):
     with pytest.raises(OSError, match=f"^{tmp_path} is a folder; give the name of a file$"):
         atomic_write(tmp_path, b"data")

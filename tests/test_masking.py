@@ -4,6 +4,7 @@ import copy
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -268,6 +269,64 @@ def test_wrappers_are_looked_through():
     assert iterand.prune_(wrapped, 0.5) is wrapped
     assert list(iterand.masked_layers(wrapped)) == ["0.weight", "1.weight"]
     assert list(iterand.masked_layers(iterand.fold_(wrapped))) == []
+
+
+def expanded():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = nn.Parameter(torch.randn(4, 1).expand(4, 4))
+    return model
+
+
+def in_one_memory():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight.data = model[0].weight.data
+    return model
+
+
+@torch.inference_mode()
+def for_inference():
+    return nn.Linear(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("made", "sentence"),
+    [
+        (expanded, "'1.weight' is expanded, so its weights share memory"),
+        (in_one_memory, "'0.weight' and '1.weight' are two parameters with one memory"),
+        (for_inference, "'weight' was made under torch.inference_mode"),
+        (lambda: nn.Linear(4, 4).to(torch.float8_e4m3fn), "'weight' is torch.float8_e4m3fn, which a ticket cannot"),
+        (lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4))), "made from another module; prune_ that one"),
+    ],
+    ids=["expanded", "in one memory", "inference", "float8", "traced"],
+)
+def test_a_model_that_cannot_be_masked_is_refused_and_left_as_it_was(made, sentence):
+    model = made()
+    before = type(model)
+    with pytest.raises(ValueError, match=sentence):
+        iterand.prune_(model, 0.5)
+    assert iterand.masked_layers(model) == {}
+    assert type(model) is before
+
+
+@pytest.mark.parametrize("setting", [{"exclude": [0]}, {"include": 3}, {"exclude": None}])
+def test_patterns_that_are_none_are_refused(setting):
+    with pytest.raises(ValueError, match="it must be a glob pattern over names"):
+        iterand.prune_(nn.Linear(4, 4), 0.5, **setting)
+
+
+def test_numbers_of_numpy_are_numbers():
+    given = {"seed": 3, "floor": 0.25}
+    plain = iterand.prune_(nn.Linear(4, 4), 0.5, ranking="global", **given)
+    numpy = {"seed": np.int64(3), "floor": np.float32(0.25)}
+    model = iterand.prune_(nn.Linear(4, 4), np.float32(0.5), ranking="global", **numpy)
+    assert model.state_dict().keys() == plain.state_dict().keys()  # which names the settings as JSON
+    assert torch.equal(model.weight, plain.weight)
+
+
+def test_inside_data_parallel_a_model_is_the_same():
+    plain, wrapped = iterand.prune_(nn.Linear(4, 4), 0.5), iterand.prune_(nn.DataParallel(nn.Linear(4, 4)), 0.5)
+    assert torch.equal(wrapped.module.weight, plain.weight)
+    assert list(iterand.masked_layers(wrapped)) == ["weight"]
 
 
 def test_what_is_no_model_is_refused():

@@ -115,6 +115,11 @@ def test_what_torch_cannot_export_is_said_in_one_sentence(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_a_model_that_gives_more_than_a_tensor_is_refused(saved, tmp_path):
+    with pytest.raises(ValueError, match="the model gives a tuple; wrap it in a module that gives one tensor"):
+        exporter.export_onnx(saved[0], nn.LSTM(4, 4), (torch.randn(2, 3, 4, requires_grad=True),), tmp_path / "a.onnx")
+
+
 def test_wrong_arguments_and_missing_packages(saved, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="integers is 'int2'; it must be one of int4, int8"):
         exporter.export_onnx(*saved, (IMAGES,), tmp_path / "a.onnx", integers="int2")

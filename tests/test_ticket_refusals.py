@@ -247,3 +247,36 @@ def test_mutated_files_are_refused_or_give_the_same_network():
     assert result["findings"] == []
     assert result["slowest_seconds"] < 1
     assert len(result["outcomes"]) > 40  # the mutations reach most of the checks
+
+
+def test_what_is_computed_from_masked_weights_is_not_saved_as_if_it_were_not(tmp_path):
+    model = iterand.prune_(nn.Sequential(nn.Linear(4, 5)), 0.5)
+    nn.utils.parametrizations.spectral_norm(model[0])
+    with pytest.raises(ValueError, match=r"'0\.weight' has another parametrization on top of its mask"):
+        iterand.save_ticket(model, tmp_path / "a.ticket")
+    assert not (tmp_path / "a.ticket").exists()
+
+
+def test_metrics_that_are_no_number_are_named(tmp_path):
+    with pytest.raises(ValueError, match="metrics cannot be written as JSON"):
+        iterand.save_ticket(iterand.prune_(nn.Linear(4, 4), 0.5), tmp_path / "a", metrics={"accuracy": torch.ones(2)})
+
+
+def test_a_model_is_filled_where_it_is_and_given_memory_where_it_has_none(tmp_path):
+    masked = iterand.prune_(nn.Linear(4, 4), 0.5)
+    iterand.save_ticket(masked, tmp_path / "a.ticket")
+    hollow = iterand.load_ticket(tmp_path / "a.ticket", nn.Linear(4, 4, device="meta"))
+    assert torch.equal(hollow.weight, masked.weight)
+    with pytest.raises(ValueError, match=r"it must be a torch\.nn\.Module as it was before prune_"):
+        iterand.load_ticket(tmp_path / "a.ticket", nn.Linear)
+
+
+def test_an_lstm_with_words_of_another_size_is_not_taken_for_the_same(tmp_path):
+    options = {"width_factor": 0.03, "vocabulary_size": 20}
+    masked = iterand.prune_(build_network("lstm", word_scale=10.0, **options), 0.5).eval()
+    iterand.save_ticket(masked, tmp_path / "a.ticket")
+    plain = iterand.load_ticket(tmp_path / "a.ticket", build_network("lstm", **options)).eval()
+    tokens, lengths = torch.arange(6).view(2, 3), torch.tensor([3, 2])
+    assert torch.equal(plain(tokens, lengths), masked(tokens, lengths))
+    with pytest.raises(ValueError, match="a text has no word"):
+        plain(tokens, torch.tensor([3, 0]))

@@ -59,6 +59,12 @@ def test_the_search_may_go_on_sparser(tmp_path):
         assert not (kept & ~layer.mask).any()
 
 
+def test_the_search_does_not_go_on_denser(tmp_path):
+    iterand.save_ticket(iterand.prune_(nn.Linear(8, 8), 0.5), tmp_path / "a.ticket")
+    with pytest.raises(TicketError, match=r"'weight' has sparsity 0\.5 in it and 0\.3 in the model"):
+        iterand.read_ticket(tmp_path / "a.ticket").resume_(iterand.prune_(nn.Linear(8, 8), 0.3))
+
+
 def test_scores_are_the_initial_ones_in_another_order(tmp_path):
     model = mixed()
     iterand.save_ticket(model, tmp_path / "a.ticket")

@@ -1,5 +1,6 @@
 import json
 import math
+import subprocess
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from crashing import StopAfter, outcome
 from iterand.data import load_data
 from iterand.errors import CheckpointError, IterandError
 from iterand.experiments.running import _session, evaluate_run, run
-from iterand.training import checkpoint, loop, recipe_file
+from iterand.training import checkpoint, environment, loop, recipe_file
 from iterand.training.environment import computing
 from iterand.training.execution import compiling_pays
 from iterand.training.folder import RunFolder, default_path
@@ -241,9 +242,36 @@ def test_a_run_that_was_refused_at_the_start_leaves_its_folder_free(tmp_path):
     assert record["recipe"]["data"]["augmentation"] == "none"
 
 
+def test_a_finished_run_is_replaced_only_by_one_that_can_begin(tmp_path):
+    folder = RunFolder(tmp_path)
+    record = run(small(), folder, device=CPU)
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    for setting, sentence in (("augmentation=crop", "augmentation"), ("norm_statistics=recomputed", "no batch norm")):
+        with pytest.raises(ValueError, match=sentence):
+            run(small(setting), folder, device=CPU, fresh=True)
+        assert sorted(path.name for path in tmp_path.iterdir()) == kept
+        assert run(small(), folder, device=CPU) == record
+    assert run(small("rate=0.3"), folder, device=CPU, fresh=True)["recipe"]["method"]["rate"] == 0.3
+
+
+def test_a_record_names_our_commit_and_a_command_that_can_be_pasted(tmp_path, monkeypatch):
+    monkeypatch.delenv("ITERAND_COMMIT", raising=False)
+    monkeypatch.setattr("sys.argv", ["iterand", "reproduce", "--only", "figure2/Conv6, IteRand (SC)"])
+    assert environment.describe(CPU)["command"] == "iterand reproduce --only 'figure2/Conv6, IteRand (SC)'"
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x@y.z"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "a stranger's"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    installed = tmp_path / "environment.py"
+    installed.write_text("")
+    monkeypatch.setattr(environment, "__file__", str(installed))
+    assert environment.describe(CPU)["commit"] is None  # the repository around us is another project's
+    subprocess.run([*git, "add", "environment.py"], cwd=tmp_path, check=True)
+    assert len(environment.describe(CPU)["commit"]) == 40
+
+
 def test_a_run_computes_without_the_numbers_that_slow_a_cpu_down():
     def is_flushed():
-        return bool((torch.full((1 << 16,), 1e-38) * 0.01 == 0).all())  # enough for all threads to take part
+        return bool((torch.full((2,), 2e-38) * 0.01 == 0).all())  # of a number that is none of them itself
 
     before = torch.get_num_threads()
     assert not is_flushed()

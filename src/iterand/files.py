@@ -14,6 +14,8 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryv
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give the name of a file")
+    if target.exists() and not target.is_file():  # a device or a pipe, which the new file would replace
+        raise OSError(f"{path} is not a regular file; give the name of one")
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
     try:

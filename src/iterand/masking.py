@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from iterand import attachment, distributions, freezing, planning, selection, targets
 from iterand import sparsity as sparsities
-from iterand.checks import share
+from iterand.checks import share, whole
 from iterand.parametrization import GlobalRanking, LayerRanking, Mask, Ranking, Settings, calculate_masks
 from iterand.targets import Owner
 
@@ -78,9 +78,13 @@ def prune_(
             raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {model!r}; it must be a torch.nn.Module")
+    if isinstance(unwrap(model), (torch.jit.ScriptModule, torch.fx.GraphModule)):
+        raise ValueError(f"model is a {type(unwrap(model)).__name__}, made from another module; prune_ that one")
+    seed = whole("seed", seed, "a whole number, at least 0 and below 2**63", low=0, high=1 << 63)
     if allocation != "uniform" and ranking == "global":
         raise ValueError(f"allocation is {allocation!r}, which needs ranking='layer'; set that, or leave it out")
-    if share("floor", floor, "the share of its weights that a layer keeps") and ranking != "global":
+    floor = share("floor", floor, "the share of its weights that a layer keeps")
+    if floor and ranking != "global":
         raise ValueError(f"floor is {floor!r}, which only counts with ranking='global'; set that, or leave floor out")
     for distribution in (weights, scores):
         distributions.get_distribution(distribution)
@@ -91,11 +95,12 @@ def prune_(
         raise ValueError(f"{name!r} is masked already; fold_ the model first")
 
     overrides = overrides or {}
-    left_out = _as_list(exclude)
+    left_out = _as_list("exclude", exclude)
     usual = ("weight", "shift") if norms == "shifted" else ("weight",)
     if norms == "shifted" and not any(owner.kind == "shift" for owner in targets.owners(root)):
         raise ValueError(f"norms is 'shifted', but {type(root).__name__} has no norm that adds anything; leave it out")
-    chosen = targets.choose(root, None if include is None else _as_list(include), left_out, list(overrides), usual)
+    only = None if include is None else _as_list("include", include)
+    chosen = targets.choose(root, only, left_out, list(overrides), usual)
     alone = planning.own_sparsities(chosen, overrides)
     free = [name for name in chosen if name not in alone]
     if isinstance(sparsity, Mapping):
@@ -227,13 +232,18 @@ def fold_(model: Model) -> Model:
     """Replace every masked tensor by its masked weights, in place: an ordinary module again, free to be trained."""
     root = unwrap(model)
     layers = list(require_masked_layers(root).values())
-    for layer in layers:
-        if any(len(attachment.parametrizations(*owner)) > 1 for owner in layer.owners):
-            raise ValueError(f"{layer.name!r} has another parametrization on top of its mask; remove that one first")
+    refuse_computed_further(layers)
     masks = calculate_masks([layer.parametrization for layer in layers])
     _replace(root, layers, [torch.where(mask, layer.weight, 0.0) for layer, mask in zip(layers, masks)])
     freezing.thaw_(root)
     return model
+
+
+def refuse_computed_further(layers: Iterable[MaskedLayer]) -> None:
+    """Refuse tensors that are not their masked weights, since something else is computed from these."""
+    for layer in layers:
+        if any(len(attachment.parametrizations(*owner)) > 1 for owner in layer.owners):
+            raise ValueError(f"{layer.name!r} has another parametrization on top of its mask; remove that one first")
 
 
 def skeleton(model: nn.Module) -> nn.Module:
@@ -263,7 +273,7 @@ def _replace(root: nn.Module, layers: Iterable[MaskedLayer], values: Iterable[Te
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside torch.compile and data-parallel wrappers."""
     while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel):
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             model = model.module
         elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
             model = cast(nn.Module, model._orig_mod)
@@ -271,5 +281,9 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def _as_list(patterns: Patterns) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else list(patterns)
+def _as_list(what: str, patterns: Patterns) -> list[str]:
+    if isinstance(patterns, str):
+        return [patterns]
+    if not isinstance(patterns, Iterable) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError(f"{what} is {patterns!r}; it must be a glob pattern over names, or a list of them")
+    return list(patterns)

@@ -122,6 +122,7 @@ def choose(
             _refuse_unfit(into[0])
             _refuse_tied(into[0], everything)
             chosen[group[0].name] = group
+    _refuse_shared(chosen)
     if not chosen:
         raise ValueError(f"{type(model).__name__} has nothing to mask: no linear, convolution, embedding, recurrent or "
                          "attention layer is left; name a bare parameter with include=")  # fmt: skip
@@ -154,10 +155,28 @@ def _refuse_tied(chosen: Owner, everything: Iterable[Owner]) -> None:
             )
 
 
+def _refuse_shared(chosen: dict[str, list[Owner]]) -> None:
+    """Two parameters in one place of memory would write over each other's weights."""
+    first: dict[tuple[str, int], str] = {}
+    for name, group in chosen.items():
+        parameter = group[0].parameter
+        if parameter.is_meta:
+            continue
+        before = first.setdefault((str(parameter.device), parameter.data_ptr()), name)
+        if before != name:
+            raise ValueError(f"{before!r} and {name!r} are two parameters with one memory; make them one, or clone it")
+
+
 def _refuse_unfit(owner: Owner) -> None:
     if is_lazy(owner.parameter):
         raise ValueError(f"{owner.name!r} has no shape yet; run one forward pass before pruning")
     if not owner.parameter.is_floating_point():
         raise ValueError(f"{owner.name!r} is {owner.parameter.dtype}; only real floating-point weights can be masked")
+    if owner.parameter.dtype.itemsize < 2:
+        raise ValueError(f"{owner.name!r} is {owner.parameter.dtype}, which a ticket cannot hold; convert it first")
     if owner.parameter.numel() == 0:
         raise ValueError(f"{owner.name!r} is empty, so there is nothing to mask; exclude it")
+    if owner.parameter.is_inference():
+        raise ValueError(f"{owner.name!r} was made under torch.inference_mode, so nothing can be written to it")
+    if any(step == 0 and size > 1 for step, size in zip(owner.parameter.stride(), owner.parameter.shape)):
+        raise ValueError(f"{owner.name!r} is expanded, so its weights share memory; give it a copy with clone()")

@@ -32,7 +32,8 @@ def find_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
 
     What the recipes ``best-*`` are depends on the sparsity, so that is set before all else.
     """
-    sparsity = _found(name_or_path, settings, _of_package).method.sparsity
+    of_sparsity = [one for one in settings if one.partition("=")[0].strip() in ("sparsity", "method.sparsity")]
+    sparsity = _found(name_or_path, of_sparsity, _of_package).method.sparsity
     return _found(name_or_path, settings, lambda name: _best(name, sparsity) if name in _BEST else _of_package(name))
 
 

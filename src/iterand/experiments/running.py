@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 from iterand.data import Dataset, Split, load_data
+from iterand.data.dataset import TensorSplit
+from iterand.data.images import ImageSplit
 from iterand.data.sequences import TextSplit
 from iterand.errors import CheckpointError
 from iterand.masking import masked_layers
-from iterand.networks import build_network
+from iterand.networks import build_network, network_names, takes_texts
 from iterand.randomization import IterativeRandomization
 from iterand.ticket import load_ticket, read_ticket, save_ticket
 from iterand.training import checkpoint, environment, recipe_file
@@ -26,6 +28,7 @@ from iterand.training.folder import TICKET, FollowerFolder, RunFolder
 from iterand.training.imp import pruned_count
 from iterand.training.interrupt import StopRequest, stop_request
 from iterand.training.loop import Observer, Silent, steps_per_epoch, train
+from iterand.training.norm_statistics import check_norms
 from iterand.training.recipe import Recipe
 from iterand.training.session import Session
 from iterand.training.steps import evaluate
@@ -66,14 +69,15 @@ def run_steps(
             return record
         execution = execution or Execution()
         surroundings = environment.describe(device, ranks.count) | {"execution": asdict(execution)}
-        folder.start(recipe, surroundings)
         data = _load(recipe, device, data_dir)
         session = _session(recipe, data, device, ranks)
+        check_norms(session)
         saved = ranks.checkpoint_from_first(folder.saved())
         if saved is not None:
             session.restore(saved)
-        folder.start_log(session.metrics)
         step = choose_step(session, data, execution)
+        folder.start(recipe, surroundings)
+        folder.start_log(session.metrics)
         yield from train(session, step, data, folder, observer or Silent(), request)
         test = step.evaluate(data.test)()
         if ranks.first:
@@ -92,7 +96,7 @@ def run_steps(
 
 
 def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = None) -> dict[str, Any]:
-    """Test a run folder, as its last checkpoint left it, or a ticket."""
+    """Test a run folder, as its last checkpoint left it (with its best epoch so far, if that counts), or a ticket."""
     if path.is_dir():
         folder = RunFolder(path)
         recipe = folder.recipe()
@@ -102,12 +106,15 @@ def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = No
         data = _load(recipe, device, data_dir)
         session = _session(recipe, data, device)
         session.restore(saved)
+        if session.best:
+            session.set_network(session.best)
         model: nn.Module = session.model
     else:
         model = load_ticket(path).to(device)
         recipe = recipe_file.from_dict(read_ticket(path).recipe or {})
         data = _load(recipe, device, data_dir)
-    measured = evaluate(model, data.test, recipe, device)()
+    with environment.computing(recipe.training.threads):
+        measured = evaluate(model, data.test, recipe, device)()
     return {"path": str(path), "examples": len(data.test)} | {f"test_{name}": value for name, value in measured.items()}
 
 
@@ -124,16 +131,47 @@ def _load(recipe: Recipe, device: torch.device, data_dir: Path | None) -> Datase
 
 
 def _session(recipe: Recipe, data: Dataset[Split], device: torch.device, ranks: Ranks = ALONE) -> Session:
-    network = build_network(**_network(recipe, data), seed=recipe.seed)
+    try:
+        network = build_network(**_network(recipe, data), seed=recipe.seed)
+    except RuntimeError as error:  # torch has no kind of its own for this one on a CPU
+        if "allocate memory" not in str(error):
+            raise
+        width = recipe.network.width_factor
+        raise ValueError(f"network.width_factor is {width:g}, which asks for more memory than there is") from None
+    _check_images(network, recipe, data)
     return Session(recipe, network, steps_per_epoch(recipe, data), device, ranks)
+
+
+def _check_images(network: nn.Module, recipe: Recipe, data: Dataset[Split]) -> None:
+    """Refuse a network that is made for images of another size, before torch does it in words of its own."""
+    if isinstance(data.train, TensorSplit):
+        shape = data.train.inputs.shape[1:]
+    elif isinstance(data.train, ImageSplit):
+        shape = data.train.images.shape[1:]
+    else:  # images of any size, or texts
+        return
+    try:
+        with torch.no_grad():
+            network.eval()(torch.zeros(1, *shape))
+    except RuntimeError:
+        name, images = recipe.network.name, "×".join(map(str, shape))
+        raise ValueError(
+            f"network.name is {name!r}, which is not made for the images of {recipe.data.name}, {images}"
+        ) from None
+    network.train()
 
 
 def _network(recipe: Recipe, data: Dataset[Split]) -> dict[str, Any]:
     """Name and options of the network; what the recipe leaves open the data decide."""
     options = asdict(recipe.network)
-    options["classes"] = options["classes"] or data.classes
-    words = len(data.train.vocabulary) if isinstance(data.train, TextSplit) else 0
-    options["vocabulary_size"] = options["vocabulary_size"] or words
+    name, words = recipe.network.name, len(data.train.vocabulary) if isinstance(data.train, TextSplit) else 0
+    if name in network_names() and takes_texts(name) != bool(words):
+        kind = "texts" if words else "images"
+        raise ValueError(f"network.name is {name!r}, but data.name is {recipe.data.name!r}, which has {kind}")
+    for key, least in (("classes", data.classes), ("vocabulary_size", words)):
+        if 0 < options[key] < least:
+            raise ValueError(f"network.{key} is {options[key]}, but {recipe.data.name} has {least}; leave it out")
+        options[key] = options[key] or least
     plain = {"vocabulary_size": 0, "forget_bias": 0.0, "word_scale": 1.0}  # not every network has them
     return {name: value for name, value in options.items() if name not in plain or value != plain[name]}
 

@@ -15,7 +15,7 @@ from .lstm import LSTMClassifier
 from .resnet import RESNET18, RESNET34, RESNET50, RESNET101, WIDE_RESNET50_2, cifar_resnet, imagenet_resnet, resnet20
 from .vgg import vgg11
 
-__all__ = ["build_network", "kaiming_uniform_", "network_names"]
+__all__ = ["build_network", "kaiming_uniform_", "network_names", "takes_texts"]
 
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "conv6": conv6,
@@ -37,6 +37,11 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
 def network_names() -> tuple[str, ...]:
     """Every name that `build_network` knows."""
     return tuple(_BUILDERS)
+
+
+def takes_texts(name: str) -> bool:
+    """Whether the network of this name is called with tokens and lengths, not with images."""
+    return "vocabulary_size" in _options(_BUILDERS[name])
 
 
 def build_network(

@@ -28,7 +28,9 @@ class LSTMClassifier(nn.Module):
         if vocabulary_size < 1:
             raise ValueError(f"vocabulary_size is {vocabulary_size}, but it must be at least 1")
         hidden = scaled(256, width_factor)
-        self.forget_bias, self.word_scale = forget_bias, word_scale
+        self.forget_bias = forget_bias
+        self.word_scale: Tensor
+        self.register_buffer("word_scale", torch.tensor(word_scale))  # so that a ticket knows it
         self.embedding = nn.Embedding(vocabulary_size, 100)
         self.recurrent = nn.LSTM(100, hidden, batch_first=True, bidirectional=bidirectional)
         self.dropout = nn.Dropout(0.2)
@@ -48,6 +50,8 @@ class LSTMClassifier(nn.Module):
         They are known on the CPU: kept there, they cost no wait for the device.
         """
         embedded, lengths = self.embedding(tokens) * self.word_scale, lengths.cpu()
+        if (lengths < 1).any():
+            raise ValueError("a text has no word; leave it out, or give it one that stands for nothing")
         last = self._packed(embedded, lengths) if embedded.is_cuda else self._padded(embedded, lengths)
         logits: Tensor = self.classifier(self.dropout(torch.cat(last, dim=1)))
         return logits

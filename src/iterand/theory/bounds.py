@@ -102,11 +102,13 @@ def layers(widths: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def check_epsilon(epsilon: float) -> None:
-    """Refuse what is no error bound."""
+    """Refuse what is no error bound, or so small that its square is no number."""
     if not 0 < epsilon < 1:
         raise ValueError(
             f"epsilon is {epsilon:g}; it must lie between 0 and 1, so divide it and the target's outputs by one factor"
         )
+    if epsilon < 1e-100:
+        raise ValueError(f"epsilon is {epsilon:g}; it must be at least 1e-100, or the width is no number")
 
 
 def check_delta(delta: float) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from iterand import freezing
-from iterand.masking import MaskedLayer, require_masked_layers, unwrap
+from iterand.masking import MaskedLayer, refuse_computed_further, require_masked_layers, unwrap
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ def content(model: nn.Module) -> Content:
     """What a masked model holds, under the names it would have once folded; the model is left as it is."""
     root = unwrap(model)
     layers = require_masked_layers(root)
+    refuse_computed_further(layers.values())
     paths = defaultdict(list)
     for path, module in root.named_modules(remove_duplicate=False):
         paths[id(module)].append(f"{path}." if path else "")

@@ -25,7 +25,10 @@ def load_ticket(path: str | os.PathLike[str], model: None = None) -> nn.Module: 
 
 
 def load_ticket(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
-    """The network of a ticket as an ordinary module: its outputs are those of the masked model, bit for bit.
+    """The network of a ticket as an ordinary module: its weights are those of the masked model, bit for bit.
+
+    So are its outputs where torch computes them in the same way: for GRU and attention under ``no_grad`` on a CPU it
+    chooses by ``requires_grad``, so freeze the parameters there to have the same bits.
 
     Args:
         path: A file that ``save_ticket`` wrote.
@@ -45,11 +48,14 @@ def load(ticket: Ticket, model: nn.Module | None = None) -> nn.Module:
         network = _built(ticket)
         network.load_state_dict(ticket.state_dict(), assign=True)
         return network.eval()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is {model!r}; it must be a torch.nn.Module as it was before prune_")
     root = unwrap(model)
     if masked_layers(root):
         raise ValueError("the model is masked; load_ticket fills ordinary ones (to go on searching: Ticket.resume_)")
     _check_fits(ticket, root)
-    root.load_state_dict(ticket.state_dict())
+    hollow = any(tensor.is_meta for tensor in root.state_dict().values() if isinstance(tensor, Tensor))
+    root.load_state_dict(ticket.state_dict(), assign=hollow)
     return model
 
 

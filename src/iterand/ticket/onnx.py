@@ -65,6 +65,10 @@ def export_onnx(
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "ONNX export", "onnx")
     model = model.eval()
+    with torch.no_grad():
+        given = model(*example)
+    if not isinstance(given, Tensor):
+        raise ValueError(f"the model gives a {type(given).__name__}; wrap it in a module that gives one tensor")
     proto = _exported(model, example)
     named = {tensor.name: tensor for tensor in proto.graph.initializer}
     replaced = []
@@ -77,7 +81,7 @@ def export_onnx(
             _replace(proto, named[name], layer.header.unit, integers)
             replaced.append(name)
     data = proto.SerializeToString()
-    difference = _difference(data, model, example)
+    difference = _difference(data, given, example)
     if not difference <= _TOLERANCE:
         raise IterandError(
             f"onnxruntime's outputs differ from torch's by {difference:g} of the largest; nothing is written"
@@ -130,14 +134,13 @@ def _packed(levels: NDArray[np.int8], integers: str) -> NDArray[np.uint8]:
     return packed
 
 
-def _difference(data: bytes, model: nn.Module, example: tuple[Tensor, ...]) -> float:
+def _difference(data: bytes, given: Tensor, example: tuple[Tensor, ...]) -> float:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    inputs = {given.name: value.numpy() for given, value in zip(session.get_inputs(), example)}
+    inputs = {entry.name: value.detach().numpy() for entry, value in zip(session.get_inputs(), example)}
     (found, *_) = session.run(None, inputs)
-    with torch.no_grad():
-        expected = model(*example).numpy()
+    expected = given.numpy()
     return float(np.abs(found - expected).max() / max(np.abs(expected).max(), np.finfo(np.float32).tiny))
 
 

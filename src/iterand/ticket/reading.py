@@ -78,7 +78,8 @@ class Ticket:
     def resume_(self, model: nn.Module) -> None:
         """Bring a model that was masked by the same ``prune_`` to where the ticket left off, to go on searching.
 
-        Mask, kept weights, rounds and batch-norm statistics are the ticket's. The scores are not in it: the kept
+        Mask, kept weights, rounds and batch-norm statistics are the ticket's, and of a model with a higher sparsity the
+        mask is a part of it. The scores are not in it: the kept
         weights get the highest of the initial ones. Nor are the pruned weights: they are the initial ones.
         """
         resuming.resume_(model, self.layers, self.other_tensors())

@@ -66,6 +66,11 @@ def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, Tick
             raise TicketError(
                 f"{name!r} has shape {list(header.shape)} in it and {list(layer.weight.shape)} in the model"
             )
+        if settings.sparsity < header.settings.sparsity:
+            raise TicketError(
+                f"{name!r} has sparsity {header.settings.sparsity:g} in it and {settings.sparsity:g} in the model; "
+                "prune_ it with the same or a higher one"
+            )
         for field in _DRAWN_UNDER:
             ours, theirs = getattr(settings, field), getattr(header.settings, field)
             if ours != theirs:

@@ -111,7 +111,7 @@ def _plain(given: Mapping[str, Any] | None, what: str) -> dict[str, Any] | None:
         return None
     try:
         text = json.dumps(dict(given), default=_scalar)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # the last from a tensor with more than one number
         raise ValueError(f"{what} cannot be written as JSON: {error}") from None
     loaded: dict[str, Any] = json.loads(text, parse_constant=lambda constant: None)
     return loaded

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,7 +33,8 @@ def choose_device(name: str) -> torch.device:
 def computing(threads: int) -> Iterator[None]:
     """Compute with this many threads for a while, 0 for as many as there are; what float32 barely holds is zero.
 
-    Gradients that fade on their way through a long text end in numbers with which a CPU takes many times as long.
+    Gradients that fade on their way through a long text end in numbers with which a CPU takes many times as long. Which
+    numbers count is a matter of each thread: this one's, and of those that torch starts from now on.
     """
     before, was_flushing = torch.get_num_threads(), _flushes_denormals()
     torch.set_flush_denormal(True)
@@ -64,7 +66,7 @@ def describe(device: torch.device, world_size: int = 1) -> dict[str, Any]:
         "device": str(device),
         "world_size": world_size,
         "hardware": hardware,
-        "command": " ".join(["iterand", *sys.argv[1:]]),
+        "command": shlex.join(["iterand", *sys.argv[1:]]),
     }
 
 
@@ -80,9 +82,15 @@ def _commit() -> str | None:
     """The commit of the source tree the package runs from; a copy without its repository says it in a variable."""
     if os.environ.get("ITERAND_COMMIT"):
         return os.environ["ITERAND_COMMIT"]
-    here = Path(__file__).resolve().parent
-    try:
-        answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5)
-    except (OSError, subprocess.TimeoutExpired):
+    here = Path(__file__).resolve()
+    if not _git(here.parent, "ls-files", here.name):  # another project's repository, in which we are installed
         return None
-    return answer.stdout.strip() or None
+    return _git(here.parent, "rev-parse", "HEAD") or None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip()

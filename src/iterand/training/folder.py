@@ -42,16 +42,20 @@ class RunFolder:
         self.path = path
         self._writer: SummaryWriter | None = None
         self._saving: Future[None] | None = None
+        self._fresh = False
 
     @contextmanager
     def opened(self, recipe: Recipe, *, fresh: bool = False) -> Iterator[None]:
-        """Make the folder this run's own while it goes on; another recipe in it is refused with the difference."""
+        """Make the folder this run's own while it goes on; another recipe in it is refused with the difference.
+
+        ``fresh`` replaces what is in it, though not before the run starts: until then it may still be refused.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with _locked(self.path):
-                if fresh:
-                    self._clear()
-                self._check(recipe)
+                self._fresh = fresh
+                if not fresh:
+                    self._check(recipe)
                 try:
                     yield
                 finally:
@@ -67,6 +71,9 @@ class RunFolder:
 
     def start(self, recipe: Recipe, environment: dict[str, Any]) -> None:
         """Write what the run is and where it happens."""
+        if self._fresh:
+            self._clear()
+            self._fresh = False
         atomic_write(self.path / RECIPE, recipe_file.to_toml(recipe).encode())
         atomic_write(self.path / ENVIRONMENT, _json(environment))
 
@@ -102,11 +109,11 @@ class RunFolder:
 
     def saved(self) -> Checkpoint | None:
         """The last checkpoint, if there is one."""
-        return checkpoint.read(self.path)
+        return None if self._fresh else checkpoint.read(self.path)
 
     def record(self) -> dict[str, Any] | None:
         """The record, if the run is complete."""
-        return read_json(self.path / RECORD) if (self.path / RECORD).exists() else None
+        return read_json(self.path / RECORD) if (self.path / RECORD).exists() and not self._fresh else None
 
     def recipe(self) -> Recipe:
         """What the run is."""

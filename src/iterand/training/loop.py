@@ -13,7 +13,7 @@ from iterand.training.best_epoch import follow_best
 from iterand.training.folder import RunFolder
 from iterand.training.interrupt import Interrupted, StopRequest
 from iterand.training.learning_rate import learning_rate
-from iterand.training.norm_statistics import check_norms, recompute_norms_
+from iterand.training.norm_statistics import recompute_norms_
 from iterand.training.recipe import Recipe
 from iterand.training.session import Session
 from iterand.training.steps import Step
@@ -57,7 +57,6 @@ def train(
 ) -> Iterator[None]:
     """Train from wherever the session stands to the end, saving as it goes; each step is done when it is asked for."""
     recipe, ranks = session.recipe, session.ranks
-    check_norms(session)
     saving = _Saving(session, folder)
     started = time.monotonic() - session.seconds
     compiled = session.device.type != "cuda"

@@ -45,9 +45,9 @@ class NetworkRecipe:
     classes: int = _number(0, 0)
     vocabulary_size: int = _number(0, 0)
     """Both come from the data where they are 0."""
-    forget_bias: float = _number(0.0)
+    forget_bias: float = _number(0.0, -1000, 1000)
     """Of an LSTM: with which bias its forget gates begin; where weights are not trained it stays."""
-    word_scale: float = _number(1.0, 1e-6)
+    word_scale: float = _number(1.0, 1e-6, 1e4)
     """Of an LSTM: what words are multiplied by once they are looked up."""
 
 
@@ -131,7 +131,7 @@ class TrainingRecipe:
     """How much of a label is given to all classes alike, in training."""
     tested: str = _choice("last", "last", "best")
     """Which epoch's network is tested and kept: the last, or that of the lowest validation loss."""
-    threads: int = _number(0, 0)
+    threads: int = _number(0, 0, 1024)
     """How many threads on a CPU, since sums depend on it; 0 for as many as there are cores."""
 
 
