@@ -48,4 +48,4 @@ class Experiment:
     across: str = ""
     """The axis that runs along the horizontal of a plot."""
     measure: str = "test_accuracy"
-    """What is compared: test_accuracy, validation_accuracy (both of the epoch that is tested), or seconds."""
+    """What is compared: test_accuracy, validation_accuracy (of the last epoch), or seconds."""
