@@ -136,3 +136,5 @@ def test_holding_another_model_is_refused(tmp_path):
     iterand.save_ticket(mixed(), tmp_path / "a.ticket")
     with pytest.raises(TicketError, match=r"'convolution.weight', which Linear does not have"):
         iterand.read_ticket(tmp_path / "a.ticket").hold_zeros_(nn.Linear(2, 2))
+    with pytest.raises(TicketError, match="of Mixed is not zero where it prunes; fill it with load_ticket first"):
+        iterand.read_ticket(tmp_path / "a.ticket").hold_zeros_(Mixed())

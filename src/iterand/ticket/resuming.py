@@ -43,13 +43,15 @@ def resume_(model: nn.Module, layers: Mapping[str, TicketLayer], state: Mapping[
 
 def hold_zeros_(model: nn.Module, layers: Mapping[str, TicketLayer]) -> list[RemovableHandle]:
     """Let an ordinary model train what the ticket kept and nothing else; see ``Ticket.hold_zeros_``."""
-    parameters = dict(unwrap(model).named_parameters())
-    handles = []
+    parameters, kind = dict(unwrap(model).named_parameters()), type(unwrap(model)).__name__
+    pruned = {}
     for name, layer in layers.items():
         if name not in parameters:
-            raise TicketError(f"it holds {name!r}, which {type(unwrap(model)).__name__} does not have")
-        handles.append(_without(parameters[name], ~layer.mask().to(parameters[name].device)))
-    return handles
+            raise TicketError(f"it holds {name!r}, which {kind} does not have")
+        pruned[name] = ~layer.mask().to(parameters[name].device)
+        if parameters[name].shape != pruned[name].shape or parameters[name].detach()[pruned[name]].any():
+            raise TicketError(f"{name!r} of {kind} is not zero where it prunes; fill it with load_ticket first")
+    return [_without(parameters[name], where) for name, where in pruned.items()]
 
 
 def _without(parameter: nn.Parameter, pruned: Tensor) -> RemovableHandle:
