@@ -168,7 +168,15 @@ def test_what_is_no_number_is_refused(text):
         recipe_file.override(Recipe(), [f"sparsity={text}"])
 
 
-@pytest.mark.parametrize("setting", ["forget_bias=nan", "forget_bias=-inf", "word_scale=inf", "weight_decay=inf"])
-def test_a_number_that_is_not_finite_is_refused(setting):
-    with pytest.raises(RecipeError, match=r"is -?(nan|inf); it must be finite"):
+@pytest.mark.parametrize(
+    ("setting", "rule"),
+    [
+        ("forget_bias=nan", "at least -1000 and at most 1000"),
+        ("forget_bias=-inf", "at least -1000 and at most 1000"),
+        ("word_scale=inf", "at least 1e-06 and at most 10000"),
+        ("weight_decay=inf", "finite"),
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused(setting, rule):
+    with pytest.raises(RecipeError, match=rf"is -?(nan|inf); it must be {rule}"):
         recipe_file.override(Recipe(), [setting])

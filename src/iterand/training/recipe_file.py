@@ -164,11 +164,11 @@ def _checked(key: str, entry: Any, value: Any) -> Any:
         close = difflib.get_close_matches(value, choices, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise RecipeError(f"{key} is {value!r}; it must be one of {', '.join(choices)}{hint}")
-    if kind is float and not math.isfinite(value):
-        raise RecipeError(f"{key} is {value!r}; it must be finite")
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         rule = f"at least {low:g}" + (f" and at most {high:g}" if high is not None else "")
         raise RecipeError(f"{key} is {value!r}; it must be {rule}")
+    if kind is float and not math.isfinite(value):
+        raise RecipeError(f"{key} is {value!r}; it must be finite")
     return value
 
 
