@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from iterand import attachment, distributions, freezing, planning, selection, targets
+from iterand import attachment, distributions, freezing, philox, planning, selection, targets
 from iterand import sparsity as sparsities
-from iterand.checks import share, whole
+from iterand.checks import share
 from iterand.parametrization import GlobalRanking, LayerRanking, Mask, Ranking, Settings, calculate_masks
 from iterand.targets import Owner
 
@@ -80,7 +80,7 @@ def prune_(
         raise ValueError(f"model is {model!r}; it must be a torch.nn.Module")
     if isinstance(unwrap(model), (torch.jit.ScriptModule, torch.fx.GraphModule)):
         raise ValueError(f"model is a {type(unwrap(model)).__name__}, made from another module; prune_ that one")
-    seed = whole("seed", seed, "a whole number, at least 0 and below 2**63", low=0, high=1 << 63)
+    seed = philox.check_seed(seed)
     if allocation != "uniform" and ranking == "global":
         raise ValueError(f"allocation is {allocation!r}, which needs ranking='layer'; set that, or leave it out")
     floor = share("floor", floor, "the share of its weights that a layer keeps")

@@ -37,9 +37,14 @@ _MULTIPLIERS = (0xD2511F53 - (1 << 32), 0xCD9E8D57 - (1 << 32))
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
+def check_seed(seed: int) -> int:
+    """The seed as an int, if it is one that a key can be made of."""
+    return whole("seed", seed, "a whole number, at least 0 and below 2**63", low=0, high=1 << 63)
+
+
 def key(seed: int, name: str) -> Key:
     """The key of the tensor with this qualified name under this seed."""
-    seed = whole("seed", seed, "a whole number, at least 0 and below 2**63", low=0, high=1 << 63)
+    seed = check_seed(seed)
     digest = hashlib.sha256(seed.to_bytes(8, "little") + name.encode()).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 

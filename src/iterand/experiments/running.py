@@ -12,12 +12,9 @@ import torch
 from torch import nn
 
 from iterand.data import Dataset, Split, load_data
-from iterand.data.dataset import TensorSplit
-from iterand.data.images import ImageSplit
-from iterand.data.sequences import TextSplit
 from iterand.errors import CheckpointError
+from iterand.experiments.fitting import fitting_network, network_options
 from iterand.masking import masked_layers
-from iterand.networks import build_network, network_names, takes_texts
 from iterand.randomization import IterativeRandomization
 from iterand.ticket import load_ticket, read_ticket, save_ticket
 from iterand.training import checkpoint, environment, recipe_file
@@ -131,49 +128,7 @@ def _load(recipe: Recipe, device: torch.device, data_dir: Path | None) -> Datase
 
 
 def _session(recipe: Recipe, data: Dataset[Split], device: torch.device, ranks: Ranks = ALONE) -> Session:
-    try:
-        network = build_network(**_network(recipe, data), seed=recipe.seed)
-    except RuntimeError as error:  # torch has no kind of its own for this one on a CPU
-        if "allocate memory" not in str(error):
-            raise
-        width = recipe.network.width_factor
-        raise ValueError(f"network.width_factor is {width:g}, which asks for more memory than there is") from None
-    _check_images(network, recipe, data)
-    return Session(recipe, network, steps_per_epoch(recipe, data), device, ranks)
-
-
-def _check_images(network: nn.Module, recipe: Recipe, data: Dataset[Split]) -> None:
-    """Refuse a network that is made for images of another size, before torch does it in words of its own."""
-    if isinstance(data.train, TensorSplit):
-        shape = data.train.inputs.shape[1:]
-    elif isinstance(data.train, ImageSplit):
-        shape = data.train.images.shape[1:]
-    else:  # images of any size, or texts
-        return
-    try:
-        with torch.no_grad():
-            network.eval()(torch.zeros(1, *shape))
-    except RuntimeError:
-        name, images = recipe.network.name, "×".join(map(str, shape))
-        raise ValueError(
-            f"network.name is {name!r}, which is not made for the images of {recipe.data.name}, {images}"
-        ) from None
-    network.train()
-
-
-def _network(recipe: Recipe, data: Dataset[Split]) -> dict[str, Any]:
-    """Name and options of the network; what the recipe leaves open the data decide."""
-    options = asdict(recipe.network)
-    name, words = recipe.network.name, len(data.train.vocabulary) if isinstance(data.train, TextSplit) else 0
-    if name in network_names() and takes_texts(name) != bool(words):
-        kind = "texts" if words else "images"
-        raise ValueError(f"network.name is {name!r}, but data.name is {recipe.data.name!r}, which has {kind}")
-    for key, least in (("classes", data.classes), ("vocabulary_size", words)):
-        if 0 < options[key] < least:
-            raise ValueError(f"network.{key} is {options[key]}, but {recipe.data.name} has {least}; leave it out")
-        options[key] = options[key] or least
-    plain = {"vocabulary_size": 0, "forget_bias": 0.0, "word_scale": 1.0}  # not every network has them
-    return {name: value for name, value in options.items() if name not in plain or value != plain[name]}
+    return Session(recipe, fitting_network(recipe, data), steps_per_epoch(recipe, data), device, ranks)
 
 
 def _result(session: Session, test: dict[str, float], data: Dataset[Split], folder: RunFolder) -> dict[str, Any]:
@@ -193,7 +148,9 @@ def _result(session: Session, test: dict[str, float], data: Dataset[Split], fold
         result["tested_epoch"] = tested["epoch"]
     if layers:
         path = folder.path / TICKET
-        save_ticket(model, path, recipe=asdict(recipe) | {"network": _network(recipe, data)}, metrics=dict(result))
+        save_ticket(
+            model, path, recipe=asdict(recipe) | {"network": network_options(recipe, data)}, metrics=dict(result)
+        )
         result["ticket_bytes"] = path.stat().st_size
     result["float32_bytes"] = 4 * result["weights"]
     return result
