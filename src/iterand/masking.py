@@ -79,7 +79,7 @@ def prune_(
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {model!r}; it must be a torch.nn.Module")
     if isinstance(unwrap(model), (torch.jit.ScriptModule, torch.fx.GraphModule)):
-        raise ValueError(f"model is a {type(unwrap(model)).__name__}, made from another module; prune_ that one")
+        raise ValueError("model was traced or scripted, so it is made from another module; prune_ that one")
     seed = philox.check_seed(seed)
     if allocation != "uniform" and ranking == "global":
         raise ValueError(f"allocation is {allocation!r}, which needs ranking='layer'; set that, or leave it out")
