@@ -305,6 +305,7 @@ METHODS = {
         "sparsity_schedule=cubic", "epochs=1",
     ],
     "smoothed labels": ["method.name=edge_popup", "label_smoothing=0.3"],
+    "hot outputs": ["method.name=edge_popup", "temperature=0.25"],
     "magnitude": ["method.name=edge_popup", "rank_by=magnitude", "weight_distribution=signed_constant"],
     "sgd": ["method.name=sgd"],
     "imp": ["method.name=imp", "epochs=8"],
@@ -353,6 +354,7 @@ def test_runs_of_one_process_share_a_network_only_if_it_is_the_same():
     fixed, shifted = network("norms=fixed"), network("norms=shifted")
     assert fixed is network("norms=fixed", "seed=1", "epochs=2")
     assert fixed is not network("norms=fixed", "label_smoothing=0.1")
+    assert fixed is not network("norms=fixed", "temperature=0.5")
     half = ["precision=bfloat16", "channels_last=true"]
     ours, theirs = network(*half).skeleton, network(*half, compile=True).skeleton
     assert any(isinstance(module, FusedNorm) for module in ours.modules())

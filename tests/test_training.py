@@ -15,8 +15,8 @@ from iterand.training.environment import computing
 from iterand.training.execution import compiling_pays
 from iterand.training.folder import RunFolder, default_path
 from iterand.training.methods import prepare
-from iterand.training.outputs import loss_of
-from iterand.training.recipe import Recipe
+from iterand.training.outputs import loss_of, training_loss_of
+from iterand.training.recipe import Recipe, TrainingRecipe
 from iterand.training.steps import evaluate
 
 CPU = torch.device("cpu")
@@ -207,6 +207,14 @@ def test_a_smoothed_label_gives_a_share_to_all_classes_alike():
     two = torch.cat([torch.zeros_like(one), one], 1)
     assert loss_of(one, labels, 0.3).item() == pytest.approx(loss_of(two, labels, 0.3).item(), rel=1e-5)
     assert loss_of(one, labels).item() == pytest.approx(loss_of(two, labels).item(), rel=1e-5)
+
+
+def test_outputs_are_divided_by_the_temperature_before_the_loss():
+    several, labels = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.0, 3.0]]), torch.tensor([0, 1])
+    for outputs in (several, several[:, :1]):  # one output stands for two classes
+        hot = training_loss_of(outputs, labels, TrainingRecipe(temperature=0.25, label_smoothing=0.3))
+        assert torch.equal(hot, loss_of(4 * outputs, labels, 0.3))
+        assert torch.equal(training_loss_of(outputs, labels, TrainingRecipe()), loss_of(outputs, labels))
 
 
 def test_labels_of_a_recipe_are_smoothed(tmp_path):

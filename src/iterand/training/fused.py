@@ -15,7 +15,7 @@ from iterand.data import Batch, Split
 from iterand.kernels.convolution import narrow_
 from iterand.masking import skeleton
 from iterand.training.fusion import fuse_
-from iterand.training.outputs import correct_of, laid_out, loss_of, outputs_of
+from iterand.training.outputs import correct_of, laid_out, outputs_of, training_loss_of
 from iterand.training.recipe import Recipe
 from iterand.training.recording import CannotRecord, Recording
 from iterand.training.session import Session
@@ -183,7 +183,8 @@ class _Network:
     @classmethod
     def of(cls, session: Session, compile: bool) -> "_Network":
         recipe = session.recipe
-        training = recipe.training.precision, recipe.training.channels_last, recipe.training.label_smoothing
+        settings = recipe.training
+        training = settings.precision, settings.channels_last, settings.label_smoothing, settings.temperature
         method = recipe.method.trains_weights, recipe.method.norms
         pieces = (asdict(recipe.network), training, method, recipe.data.name, compile)
         key = json.dumps(pieces)
@@ -199,5 +200,4 @@ class _Network:
         self, tensors: dict[str, Tensor], inputs: tuple[Tensor, ...], labels: Tensor
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         outputs = self.outputs(tensors, inputs)
-        smoothing = self._recipe.training.label_smoothing
-        return loss_of(outputs, labels, smoothing), correct_of(outputs.detach(), labels)
+        return training_loss_of(outputs, labels, self._recipe.training), correct_of(outputs.detach(), labels)

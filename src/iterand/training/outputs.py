@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from iterand.training.recipe import Recipe
+from iterand.training.recipe import Recipe, TrainingRecipe
 
 
 def laid_out(inputs: tuple[Tensor, ...], recipe: Recipe) -> tuple[Tensor, ...]:
@@ -28,6 +28,12 @@ def loss_of(outputs: Tensor, labels: Tensor, smoothing: float = 0.0, reduction: 
         wanted = labels.float() * (1 - smoothing) + smoothing / 2
         return F.binary_cross_entropy_with_logits(outputs.squeeze(1), wanted, reduction=reduction)
     return F.cross_entropy(outputs, labels, reduction=reduction, label_smoothing=smoothing)
+
+
+def training_loss_of(outputs: Tensor, labels: Tensor, training: TrainingRecipe) -> Tensor:
+    """The loss that is searched or trained with: outputs as hot, labels as smooth as the recipe says."""
+    tempered = outputs if training.temperature == 1 else outputs / training.temperature
+    return loss_of(tempered, labels, training.label_smoothing)
 
 
 def correct_of(outputs: Tensor, labels: Tensor) -> Tensor:

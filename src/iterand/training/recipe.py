@@ -129,6 +129,8 @@ class TrainingRecipe:
     """Of batch norms: running averages, or those of the final network over the training examples."""
     label_smoothing: float = _number(0.0, 0, 1)
     """How much of a label is given to all classes alike, in training."""
+    temperature: float = _number(1.0, 1e-3, 1e3)
+    """What outputs are divided by before the loss, in training; below 1 few weights can say much."""
     tested: str = _choice("last", "last", "best")
     """Which epoch's network is tested and kept: the last, or that of the lowest validation loss."""
     threads: int = _number(0, 0, 1024)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from iterand.data import Batch, Split
 from iterand.data.sequences import arranged
 from iterand.training.distributed import ALONE, Ranks
-from iterand.training.outputs import correct_of, loss_of, outputs_of
+from iterand.training.outputs import correct_of, loss_of, outputs_of, training_loss_of
 from iterand.training.recipe import Recipe
 from iterand.training.session import Session
 
@@ -53,7 +53,7 @@ class EagerStep:
         session.model.train()
         session.optimizer.zero_grad()
         outputs = outputs_of(session.parallel, batch.inputs, session.recipe)
-        loss = loss_of(outputs, batch.labels, session.recipe.training.label_smoothing)
+        loss = training_loss_of(outputs, batch.labels, session.recipe.training)
         ranks.weighted(loss, len(batch.labels)).backward()  # type: ignore[no-untyped-call]
         session.optimizer.step()
         session.constrain()
