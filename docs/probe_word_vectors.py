@@ -1,8 +1,9 @@
 """Film reviews with word vectors that were trained before (results/README.md): do the paper's numbers rest on them?
 
-Run from the repository: python docs/probe_word_vectors.py DATA_DIR VECTORS METHOD SEED > FILE, where VECTORS is a text
-file of GloVe's form (a word and its 100 numbers a line, as in glove.6B.100d.txt) and METHOD sgd, edge_popup or iterand.
-All else is as in the recipes lstm and lstm-sgd. Pruned networks leave the vectors as they are, SGD trains them on.
+Run from the repository: python docs/probe_word_vectors.py DATA_DIR VECTORS METHOD SEED [masked] > FILE, where VECTORS
+is a text file of GloVe's form (a word and its 100 numbers a line, as in glove.6B.100d.txt) and METHOD sgd, edge_popup
+or iterand. All else is as in the recipes lstm and lstm-sgd. SGD trains the vectors on; a network that is pruned leaves
+them as they are or, if "masked" is said, prunes them like its weights.
 """
 
 import hashlib
@@ -55,7 +56,7 @@ def measured(network: LSTMClassifier, split: TextSplit) -> dict[str, float]:
     return {"loss": loss / len(split), "accuracy": 100 * correct / len(split)}
 
 
-def start(method: str, vectors: Tensor, seed: int) -> tuple[LSTMClassifier, list[nn.Parameter]]:
+def start(method: str, vectors: Tensor, seed: int, masked: bool) -> tuple[LSTMClassifier, list[nn.Parameter]]:
     """A network that knows its words, and what is trained of it."""
     torch.manual_seed(seed)
     network = LSTMClassifier(bidirectional=False, vocabulary_size=len(vectors), forget_bias=1.0)
@@ -64,13 +65,16 @@ def start(method: str, vectors: Tensor, seed: int) -> tuple[LSTMClassifier, list
         network.embedding.weight.copy_(vectors)
     if method == "sgd":
         return network, list(network.parameters())
-    network.embedding.requires_grad_(False)
-    iterand.prune_(network, 0.5, weights="signed_constant", exclude="embedding", seed=seed)
+    if not masked:
+        network.embedding.requires_grad_(False)
+    iterand.prune_(network, 0.5, weights="signed_constant", exclude=() if masked else "embedding", seed=seed)
     network.set_gates_()
+    if masked:
+        iterand.masked_layers(network)["embedding.weight"].weight.copy_(vectors)
     return network, iterand.scores(network)
 
 
-def run(folder: Path, words: Path, method: str, seed: int) -> dict[str, object]:
+def run(folder: Path, words: Path, method: str, seed: int, masked: bool = False) -> dict[str, object]:
     """The whole search or training; the epoch of the lowest validation loss is tested."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_flush_denormal(True)
@@ -80,7 +84,7 @@ def run(folder: Path, words: Path, method: str, seed: int) -> dict[str, object]:
     data: Dataset[TextSplit] = load(found, device, Options())
     vectors, known = word_vectors(words, data.train.vocabulary, seed)
     recipe = find_recipe(METHODS[method])
-    network, parameters = start(method, vectors, seed)
+    network, parameters = start(method, vectors, seed, masked)
     network.to(device)
     optimizer = torch.optim.SGD(parameters, lr=recipe.learning_rate.initial)
     rounds = None
@@ -107,6 +111,7 @@ def run(folder: Path, words: Path, method: str, seed: int) -> dict[str, object]:
         print(method, seed, epoch, epochs[-1], file=sys.stderr, flush=True)
     return {
         "method": method,
+        "masked": masked,
         "seed": seed,
         "best": best,
         "epochs": epochs,
@@ -121,4 +126,5 @@ def run(folder: Path, words: Path, method: str, seed: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])), indent=1))
+    data_dir, vectors_file, name, number, *rest = sys.argv[1:]
+    print(json.dumps(run(Path(data_dir), Path(vectors_file), name, int(number), rest == ["masked"]), indent=1))

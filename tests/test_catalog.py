@@ -158,12 +158,13 @@ def test_the_profile_best():
 @pytest.mark.parametrize(
     ("network", "sparsity", "smoothing", "statistics", "ranking", "augmentation", "epochs"),
     [
-        ("VGG11", 0.7, 0.1, "recomputed", "layer", "crop_cutout", 320),
+        ("VGG11", 0.5, 0.1, "recomputed", "layer", "crop_cutout", 320),
+        ("VGG11", 0.7, 0.1, "recomputed", "layer", "crop_cutout", 480),
         ("VGG11", 0.9, 0.1, "recomputed", "global", "crop", 160),
         ("VGG11", 0.95, 0.0, "running", "global", "crop", 160),
         ("ResNet20", 0.5, 0.0, "recomputed", "global", "crop", 320),
         ("ResNet20", 0.7, 0.0, "recomputed", "global", "crop", 160),
-        ("ResNet20", 0.99, 0.0, "recomputed", "global", "none", 160),
+        ("ResNet20", 0.99, 0.0, "recomputed", "global", "none", 320),
     ],
 )
 def test_what_the_profile_best_does_by_sparsity(
@@ -177,6 +178,15 @@ def test_what_the_profile_best_does_by_sparsity(
     training = recipe.training
     assert (training.label_smoothing, training.norm_statistics, training.epochs) == (smoothing, statistics, epochs)
     assert (recipe.method.ranking, recipe.data.augmentation) == (ranking, augmentation)
+
+
+def test_where_little_is_kept_outputs_are_hot_and_the_rate_makes_up_for_it():
+    for sparsity, temperature, share, period in ((0.95, 1.0, 0.5, 300), (0.99, 0.25, 0.8, 1000)):
+        recipe = find_recipe("best-resnet20", [f"sparsity={sparsity}"])
+        rate = recipe.learning_rate.initial
+        assert recipe.training.temperature == temperature
+        assert rate / temperature == 0.5  # how far a step goes
+        assert (recipe.method.sparsity_schedule_share, recipe.method.period) == (share, period)
 
 
 def test_the_profile_best_leaves_the_rate_where_it_is_what_is_looked_at():

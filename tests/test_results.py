@@ -76,38 +76,56 @@ def test_the_rows_of_film_reviews():
         spread = f" ± {stdev(of_cell):.2f}" if len(of_cell) > 1 else ""
         row = f"| {cell.cell.label} | {mean(of_cell):.2f}{spread} | {len(of_cell)} | {of_paper(cell)} |"
         assert row in lines
+        difference = f"{cell.summary.mean - cell.cell.paper.mean:+.2f}".replace("-", "−")
+        assert f"| {cell.cell.label} | {said(cell)} | {cell.summary.n} | {of_paper(cell)} | {difference} |" in lines
 
 
 def test_the_best_epochs_of_film_reviews():
-    """Of complete runs, and of those that were lost in their last epoch."""
     lines = rows("results/README.md")
     labels = {"iterand": "IteRand (SC)", "edge_popup": "edge-popup (SC)", "sgd": "SGD"}
-    whole = [json.loads(path.read_text()) for path in RESULTS.glob("imdb/*.json")]
-    lost = json.loads((ROOT / "docs/records/film-reviews-unfinished.json").read_text())["runs"]
-    assert len(whole) == 1
-    assert len(lost) == 3
-    for record in [*whole, *lost]:
-        network, method = record["recipe"]["network"]["name"], record["recipe"]["method"]["name"]
-        best = min(record["metrics"], key=lambda metrics: metrics["validation_loss"])
-        test = f"{record['result']['test_accuracy']:.2f}" if "result" in record else "lost"
-        label = f"| {network.replace('lstm', 'LSTM').replace('bi', 'Bi')}, {labels[method]} "
-        validation = f"| {best['validation_loss']:.3f} | {best['validation_accuracy']:.2f} "
-        assert any(line.startswith(f"{label}| {best['epoch']} {validation}| {test} |") for line in lines)
+    records = [json.loads(path.read_text()) for path in RESULTS.glob("imdb/*.json")]
+    assert len(records) == 9
+    for record in records:
+        recipe, best = record["recipe"], min(record["metrics"], key=lambda metrics: metrics["validation_loss"])
+        label = f"{recipe['network']['name'].replace('lstm', 'LSTM').replace('bi', 'Bi')}, "
+        label += labels[recipe["method"]["name"]]
+        validation = f"{best['validation_loss']:.3f} | {best['validation_accuracy']:.2f}"
+        test = f"{record['result']['test_accuracy']:.2f}"
+        assert f"| {label} | {recipe['seed']} | {best['epoch']} | {validation} | {test} |" in lines
+
+
+def test_the_rows_of_word_vectors():
+    lines = rows("results/README.md")
+    runs = json.loads((ROOT / "docs/records/word-vectors.json").read_text())["runs"]
+    assert len(runs) == len({(run["method"], run["masked"]) for run in runs}) >= 3
+    for run in runs:
+        best = run["best"]
+        (own,) = [line for line in lines if line.endswith(f"| {best['accuracy']:.2f} | {best['test_accuracy']:.2f} |")]
+        assert ("pruned" in own) == run["masked"]
+        assert ("SGD" in own, "IteRand" in own) == (run["method"] == "sgd", run["method"] == "iterand")
 
 
 def test_what_a_narrow_conv6_comes_to_with_one_setting_changed():
     """At ρ = .25, where our runs are above the paper."""
+    settings = {
+        "float32": lambda recipe: recipe["training"]["precision"] == "float32",
+        "pixels": lambda recipe: recipe["data"]["normalization"] == "cifar10",
+        "scores": lambda recipe: recipe["method"]["score_distribution"] == "kaiming_normal",
+        "the last, smaller batch": lambda recipe: not recipe["data"]["drop_last"],
+        "learning rate 0.2,": lambda recipe: recipe["learning_rate"]["initial"] == 0.2,
+        "learning rate 0.25 ": lambda recipe: recipe["learning_rate"]["initial"] == 0.25,
+    }
     table = [[entry.strip() for entry in line.split("|")] for line in rows("results/README.md") if line.count("|") == 5]
     found = {}
     for path in RESULTS.glob("exploration/conv6-*.json"):
         record = json.loads(path.read_text())
         recipe, method = record["recipe"], record["recipe"]["method"]
         if recipe["network"]["width_factor"] == 0.25:
-            way = "float32" if recipe["training"]["precision"] == "float32" else "learning rate 0.2"
+            (way,) = (name for name, holds in settings.items() if holds(recipe))
             column = {"edge_popup": {"signed_constant": 2, "kaiming_uniform": 3}, "iterand": {"signed_constant": 4}}
             place = way, column[method["name"]][method["weight_distribution"]]
             found.setdefault(place, []).append(record["result"]["test_accuracy"])
-    assert sorted(map(len, found.values())) == [1, 1, 3, 3]
+    assert sorted(map(len, found.values())) == [1, 1, 3, 3, 3, 3, 3, 3, 6]
     for (way, column), values in found.items():
         (row,) = [line for line in table if line[1].startswith(way)]
         spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
