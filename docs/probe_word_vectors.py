@@ -1,14 +1,17 @@
 """Film reviews with word vectors that were trained before (results/README.md): do the paper's numbers rest on them?
 
-Run from the repository: python docs/probe_word_vectors.py DATA_DIR VECTORS METHOD SEED [masked] > FILE, where VECTORS
-is a text file of GloVe's form (a word and its 100 numbers a line, as in glove.6B.100d.txt) and METHOD sgd, edge_popup
-or iterand. All else is as in the recipes lstm and lstm-sgd. SGD trains the vectors on; a network that is pruned leaves
-them as they are or, if "masked" is said, prunes them like its weights.
+Run from the repository: python docs/probe_word_vectors.py DATA_DIR VECTORS METHOD SEED FILE [masked]. VECTORS is a text
+file of GloVe's form (a word and its 100 numbers a line, as in glove.6B.100d.txt); words that it does not have are
+N(0, 1), so with an empty file all are. METHOD is sgd, edge_popup or iterand. FILE is written after every epoch.
+
+Rates, batches, epochs and forget gates are those of the recipes lstm and lstm-sgd, and so are the random weights of a
+network that is pruned; words are not multiplied by 10. SGD begins where torch begins, and trains the vectors on. A
+network that is pruned leaves them as they are or, if "masked" is said, prunes them too (with iterand, what is pruned of
+them at a round becomes a signed constant, as its weights do).
 """
 
 import hashlib
 import json
-import platform
 import sys
 import time
 from pathlib import Path
@@ -24,10 +27,11 @@ from iterand.data.sequences import TextSplit
 from iterand.data.text import Vocabulary
 from iterand.experiments.library import find_recipe
 from iterand.networks.lstm import LSTMClassifier
-from iterand.training.outputs import correct_of, loss_of
+from iterand.training.environment import choose_device, computing, describe
+from iterand.training.outputs import loss_of
+from iterand.training.steps import evaluate
 
-EVALUATION_BATCH = 250
-METHODS = {"sgd": "lstm-sgd", "edge_popup": "lstm", "iterand": "lstm"}
+RECIPES = {"sgd": "lstm-sgd", "edge_popup": "lstm", "iterand": "lstm"}
 
 
 def word_vectors(path: Path, vocabulary: Vocabulary, seed: int) -> tuple[Tensor, int]:
@@ -42,18 +46,6 @@ def word_vectors(path: Path, vocabulary: Vocabulary, seed: int) -> tuple[Tensor,
                 vectors[rows[word]] = torch.tensor([float(number) for number in numbers.split(" ")])
                 known += 1
     return vectors, known
-
-
-def measured(network: LSTMClassifier, split: TextSplit) -> dict[str, float]:
-    """Mean loss and accuracy in percent."""
-    network.eval()
-    loss, correct = 0.0, 0
-    with torch.no_grad():
-        for batch in split.batches(split.grouped(torch.arange(len(split)), EVALUATION_BATCH), EVALUATION_BATCH):
-            outputs = network(*batch.inputs)
-            loss += float(loss_of(outputs, batch.labels, reduction="sum"))
-            correct += int(correct_of(outputs, batch.labels))
-    return {"loss": loss / len(split), "accuracy": 100 * correct / len(split)}
 
 
 def start(method: str, vectors: Tensor, seed: int, masked: bool) -> tuple[LSTMClassifier, list[nn.Parameter]]:
@@ -74,16 +66,15 @@ def start(method: str, vectors: Tensor, seed: int, masked: bool) -> tuple[LSTMCl
     return network, iterand.scores(network)
 
 
-def run(folder: Path, words: Path, method: str, seed: int, masked: bool = False) -> dict[str, object]:
-    """The whole search or training; the epoch of the lowest validation loss is tested."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_flush_denormal(True)
+def run(folder: Path, words: Path, method: str, seed: int, file: Path, masked: bool) -> None:
+    """The whole search or training; of the epochs so far, that of the lowest validation loss is tested."""
+    device = choose_device("auto")
     found = locate(folder)
     if found is None:
         raise SystemExit(f"there are no film reviews in {folder}; see docs/data.md")
     data: Dataset[TextSplit] = load(found, device, Options())
     vectors, known = word_vectors(words, data.train.vocabulary, seed)
-    recipe = find_recipe(METHODS[method])
+    recipe = find_recipe(RECIPES[method])
     network, parameters = start(method, vectors, seed, masked)
     network.to(device)
     optimizer = torch.optim.SGD(parameters, lr=recipe.learning_rate.initial)
@@ -104,27 +95,34 @@ def run(folder: Path, words: Path, method: str, seed: int, masked: bool = False)
             if rounds:
                 rounds.step()
             total += float(loss.detach()) * len(batch.labels)
-        validation = measured(network, data.validation)
+        validation = evaluate(network, data.validation, recipe, device)()
         if validation["loss"] < best["loss"]:
-            best = {"epoch": epoch, **validation, "test_accuracy": measured(network, data.test)["accuracy"]}
+            test = evaluate(network, data.test, recipe, device)()
+            best = {"epoch": epoch, **validation, "test_accuracy": test["accuracy"]}
         epochs.append({"train_loss": total / len(data.train)} | {f"validation_{k}": v for k, v in validation.items()})
+        surroundings = describe(device)
+        record = {
+            "method": method,
+            "masked": masked,
+            "seed": seed,
+            "best": best,
+            "epochs": epochs,
+            "words": len(vectors) - 2,
+            "known_words": known,
+            "vectors_sha256": hashlib.sha256(words.read_bytes()).hexdigest(),
+            "recipe": recipe.name,
+            "seconds": time.perf_counter() - began,
+            **{key: surroundings[key] for key in ("commit", "torch", "hardware")},
+        }
+        file.write_text(json.dumps(record, indent=1) + "\n")
         print(method, seed, epoch, epochs[-1], file=sys.stderr, flush=True)
-    return {
-        "method": method,
-        "masked": masked,
-        "seed": seed,
-        "best": best,
-        "epochs": epochs,
-        "words": len(vectors) - 2,
-        "known_words": known,
-        "vectors_sha256": hashlib.sha256(words.read_bytes()).hexdigest(),
-        "recipe": METHODS[method],
-        "seconds": time.perf_counter() - began,
-        "hardware": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine(),
-        "torch": torch.__version__,
-    }
 
 
 if __name__ == "__main__":
-    data_dir, vectors_file, name, number, *rest = sys.argv[1:]
-    print(json.dumps(run(Path(data_dir), Path(vectors_file), name, int(number), rest == ["masked"]), indent=1))
+    if len(sys.argv) < 6 or sys.argv[3] not in RECIPES or sys.argv[6:] not in ([], ["masked"]):
+        raise SystemExit(__doc__)
+    data_dir, vectors_file, name, number, target, *rest = sys.argv[1:]
+    if rest and name == "sgd":
+        raise SystemExit("sgd masks nothing; leave out masked")
+    with computing(0):
+        run(Path(data_dir), Path(vectors_file), name, int(number), Path(target), bool(rest))

@@ -186,7 +186,15 @@ def test_where_little_is_kept_outputs_are_hot_and_the_rate_makes_up_for_it():
         rate = recipe.learning_rate.initial
         assert recipe.training.temperature == temperature
         assert rate / temperature == 0.5  # how far a step goes
+        assert rate * recipe.optimizer.weight_decay == pytest.approx(5e-5)  # how soon a score forgets
         assert (recipe.method.sparsity_schedule_share, recipe.method.period) == (share, period)
+
+
+def test_short_searches_forget_twice_as_fast():
+    for cell in find_experiment("parts").cells:
+        recipe = cell.recipe
+        whole = find_recipe("best-resnet20", [f"sparsity={recipe.method.sparsity}"])
+        assert (recipe.training.epochs, recipe.optimizer.weight_decay) == (40, 2 * whole.optimizer.weight_decay)
 
 
 def test_the_profile_best_leaves_the_rate_where_it_is_what_is_looked_at():

@@ -97,7 +97,7 @@ def test_the_best_epochs_of_film_reviews():
 def test_the_rows_of_word_vectors():
     lines = rows("results/README.md")
     runs = json.loads((ROOT / "docs/records/word-vectors.json").read_text())["runs"]
-    assert len(runs) == len({(run["method"], run["masked"]) for run in runs}) >= 3
+    assert len(runs) >= 3
     for run in runs:
         best = run["best"]
         (own,) = [line for line in lines if line.endswith(f"| {best['accuracy']:.2f} | {best['test_accuracy']:.2f} |")]
@@ -112,8 +112,8 @@ def test_what_a_narrow_conv6_comes_to_with_one_setting_changed():
         "pixels": lambda recipe: recipe["data"]["normalization"] == "cifar10",
         "scores": lambda recipe: recipe["method"]["score_distribution"] == "kaiming_normal",
         "the last, smaller batch": lambda recipe: not recipe["data"]["drop_last"],
-        "learning rate 0.2,": lambda recipe: recipe["learning_rate"]["initial"] == 0.2,
-        "learning rate 0.25 ": lambda recipe: recipe["learning_rate"]["initial"] == 0.25,
+        "learning rate 0.25": lambda recipe: recipe["learning_rate"]["initial"] == 0.25,
+        "learning rate 0.2": lambda recipe: recipe["learning_rate"]["initial"] == 0.2,
     }
     table = [[entry.strip() for entry in line.split("|")] for line in rows("results/README.md") if line.count("|") == 5]
     found = {}
@@ -127,7 +127,7 @@ def test_what_a_narrow_conv6_comes_to_with_one_setting_changed():
             found.setdefault(place, []).append(record["result"]["test_accuracy"])
     assert sorted(map(len, found.values())) == [1, 1, 3, 3, 3, 3, 3, 3, 6]
     for (way, column), values in found.items():
-        (row,) = [line for line in table if line[1].startswith(way)]
+        (row,) = [line for line in table if re.match(rf"{way}(?!\d)", line[1])]
         spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
         assert row[column] == f"{mean(values):.2f}{spread}"
 
@@ -162,9 +162,18 @@ def test_the_columns_of_the_readme():
     for network in OPENLTH:
         own = [cell for cell in cells("best") if cell.cell.label.startswith(network)]
         assert f"| {network}, ours | {' | '.join(map(said, own))} |" in lines
-    for cell in [*cells("digits"), *(cell for cell in cells("figure2") if cell.summary.n >= 3)]:
-        method = dict(cell.cell.axes)["method"]
-        assert any(line.startswith(f"| {method} |") and said(cell) in line for line in lines)
+    for cell in cells("digits"):
+        assert any(line.startswith(f"| {cell.cell.label} |") and said(cell) in line for line in lines)
+    for cell in cells("figure2"):
+        place = dict(cell.cell.axes)
+        header = next(number for number, line in enumerate(lines) if line.startswith(f"| {place['network']} | ρ"))
+        own = next(line for line in lines[header:] if line.startswith(f"| {place['method']} |")).split(" | ")
+        column = lines[header].split(" | ").index(f"ρ = {place['width']:g}")
+        count = "" if cell.summary.n == 3 else f" (n = {cell.summary.n})"
+        difference = f"{cell.summary.mean - cell.cell.paper.mean:+.2f}".replace("-", "−")
+        assert [entry.strip(" |") for entry in own[column : column + 3]] == [
+            f"{said(cell)}{count}", of_paper(cell), difference,
+        ]  # fmt: skip
 
 
 def test_the_ablation():

@@ -217,6 +217,13 @@ def test_outputs_are_divided_by_the_temperature_before_the_loss():
         assert torch.equal(training_loss_of(outputs, labels, TrainingRecipe()), loss_of(outputs, labels))
 
 
+def test_the_temperature_of_a_recipe_is_that_of_its_training_alone(tmp_path):
+    settings = ["method.name=sgd", "learning_rate.initial=0.05", "temperature=1000", "epochs=1"]
+    metrics = run(small(*settings), RunFolder(tmp_path), device=CPU)["metrics"][-1]
+    assert metrics["train_loss"] == pytest.approx(math.log(10), abs=0.01)  # all ten classes look alike
+    assert metrics["validation_loss"] > math.log(10) + 0.01  # outputs that hardly moved, as they are
+
+
 def test_labels_of_a_recipe_are_smoothed(tmp_path):
     settings = ["method.name=sgd", "learning_rate.initial=0.05", "batch_size=64", "epochs=4"]
     plain, smoothed = (
