@@ -29,12 +29,12 @@ def test_biases_are_zero_and_frozen():
 
 def test_batch_norm_is_non_affine_and_other_norms_are_fixed():
     model = iterand.prune_(network(), 0.5)
-    for norm in (model[1], model[3]):
-        assert (norm.weight, norm.bias, norm.affine) == (None, None, False)
-    assert (model[2].weight == 1).all()
-    assert (model[2].bias == 0).all()
-    assert not model[2].weight.requires_grad
-    assert not model[2].bias.requires_grad
+    assert (model[1].weight, model[1].bias, model[1].affine) == (None, None, False)
+    for norm in (model[2], model[3]):
+        assert (norm.weight == 1).all()
+        assert (norm.bias == 0).all()
+        assert not norm.weight.requires_grad
+        assert not norm.bias.requires_grad
     hidden = model[1](torch.randn(100, 8, 2, 2) * 3 + 1)
     assert hidden.mean((0, 2, 3)).abs().max() < 1e-5
     torch.testing.assert_close(hidden.var((0, 2, 3), correction=0), torch.ones(8), rtol=1e-3, atol=0)
@@ -106,6 +106,19 @@ def test_a_folded_norm_has_the_precision_of_its_model(dtype):
     assert model(INPUTS.to(dtype)).dtype == dtype
 
 
+def test_a_norm_without_statistics_keeps_its_own_precision(tmp_path):
+    def mixed():
+        return nn.Sequential(
+            nn.Conv2d(4, 8, 3), nn.InstanceNorm2d(8, affine=True).to(torch.float64), nn.Conv2d(8, 8, 2)
+        )
+
+    model = iterand.prune_(mixed(), 0.5)
+    iterand.save_ticket(model, tmp_path / "it.ticket")
+    for plain in (iterand.load_ticket(tmp_path / "it.ticket", mixed()), iterand.fold_(model)):
+        assert [parameter.dtype for parameter in plain[1].parameters()] == [torch.float64] * 2
+        assert (plain[1].weight == 1).all()
+
+
 def test_a_copy_can_be_freed_while_the_original_stays_frozen():
     model = iterand.prune_(network(), 0.5)
     folded = iterand.fold_(copy.deepcopy(model))
@@ -118,5 +131,5 @@ def test_a_copy_can_be_freed_while_the_original_stays_frozen():
 def test_norms_outside_the_chosen_layers_are_fixed_unless_excluded():
     model = iterand.prune_(network(), 0.5, include="0", exclude="1")
     assert model[1].affine
-    assert not model[3].affine
+    assert not model[3].weight.requires_grad
     assert model[4].bias.requires_grad  # not a masked layer: its bias is left alone

@@ -2,14 +2,16 @@
 
 Biases are zero; batch norm is non-affine, "which fixes its all learnable multipliers to 1 and all learnable bias terms
 to 0" (Appendix B). Where what it adds is masked or left alone, it keeps a multiplier of one, which torch's backward
-pass on a GPU wants then.
+pass on a GPU wants then. A norm without statistics keeps both, fixed: nothing else of it would say in which precision
+and on which device they are to come back.
 """
 
 from collections import Counter
 from collections.abc import Callable
+from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from iterand.targets import Owner
@@ -25,12 +27,12 @@ def freeze_biases_(places: list[Owner]) -> None:
 
 
 def freeze_norms_(places: list[Owner]) -> None:
-    """Take the affine part out of batch norms; fix that of other norms, and what is left of one, at one and zero."""
+    """Take the affine part out of norms with statistics; fix that of others, and what is left, at one and zero."""
     both = Counter(id(owner.module) for owner in places)
     left = []
     for owner in places:
         module = owner.module
-        if not isinstance(module, _NormBase) or both[id(module)] < 2:
+        if not isinstance(module, _NormBase) or module.running_mean is None or both[id(module)] < 2:
             left.append(owner)
         else:
             module.affine = False
@@ -72,10 +74,9 @@ def thaw_(model: nn.Module) -> None:
             getattr(module, attribute).requires_grad_(trained)
         if isinstance(module, _NormBase) and hasattr(module, _DROPPED):
             module.affine = True
-            like = module.running_mean if module.running_mean is not None else next(model.parameters())
             for attribute, value in dropped(module).items():
                 trained = getattr(module, _DROPPED)[attribute]
-                filled = like.new_full((module.num_features,), value)
+                filled = torch.full_like(cast(Tensor, module.running_mean), value)
                 module.register_parameter(attribute, nn.Parameter(filled, requires_grad=trained))
         for note in (_FROZEN, _DROPPED):
             if hasattr(module, note):

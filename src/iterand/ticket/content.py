@@ -2,10 +2,10 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from iterand import freezing
 from iterand.masking import MaskedLayer, refuse_computed_further, require_masked_layers, unwrap
@@ -47,7 +47,7 @@ def content(model: nn.Module) -> Content:
                 "get_extra_state return one"
             )
     for module in root.modules():
-        for attribute, value in _dropped(root, module).items():
+        for attribute, value in _dropped(module).items():
             for path in paths[id(module)]:
                 state[path + attribute] = value
 
@@ -62,13 +62,10 @@ def content(model: nn.Module) -> Content:
     return Content(layers, tensors, aliases)
 
 
-def _dropped(root: nn.Module, module: nn.Module) -> dict[str, Tensor]:
+def _dropped(module: nn.Module) -> dict[str, Tensor]:
     """The affine part that freezing took out of a batch norm, as folding will put it back: one and zero."""
-    if not isinstance(module, _NormBase):
-        return {}
-    like = module.running_mean if module.running_mean is not None else next(root.parameters())
     return {
-        attribute: torch.full((module.num_features,), value, dtype=like.dtype)
+        attribute: torch.full_like(cast(Tensor, module.running_mean), value, device="cpu")
         for attribute, value in freezing.dropped(module).items()
     }
 
