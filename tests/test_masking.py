@@ -288,16 +288,24 @@ def for_inference():
     return nn.Linear(4, 4)
 
 
+class Registered(nn.Linear):
+    """Wants every class below it to say its name."""
+
+    def __init_subclass__(cls, name: str, **options: Any) -> None:
+        super().__init_subclass__(**options)
+
+
 @pytest.mark.parametrize(
     ("made", "sentence"),
     [
+        (lambda: nn.Sequential(nn.Linear(4, 4), Registered(4, 4)), "no subclass of Registered can be made"),
         (expanded, "'1.weight' is expanded, so its weights share memory"),
         (in_one_memory, "'0.weight' and '1.weight' are two parameters with one memory"),
         (for_inference, "'weight' was made under torch.inference_mode"),
         (lambda: nn.Linear(4, 4).to(torch.float8_e4m3fn), "'weight' is torch.float8_e4m3fn, which a ticket cannot"),
         (lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4))), "made from another module; prune_ that one"),
     ],
-    ids=["expanded", "in one memory", "inference", "float8", "traced"],
+    ids=["no subclass", "expanded", "in one memory", "inference", "float8", "traced"],
 )
 def test_a_model_that_cannot_be_masked_is_refused_and_left_as_it_was(made, sentence):
     model = made()

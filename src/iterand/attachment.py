@@ -2,6 +2,7 @@
 
 import functools
 import warnings
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,15 @@ _ORDER = "_iterand_order"  # noted on a module: the order of its parameters, whi
 def parametrizations(module: nn.Module, attribute: str) -> nn.ModuleList:
     """The parametrizations of one tensor."""
     return cast(nn.ModuleList, cast(nn.ModuleDict, module.parametrizations)[attribute])
+
+
+def check_classes(modules: Iterable[nn.Module]) -> None:
+    """Refuse modules of which no subclass can be made: parametrized, each has a class of its own."""
+    for kind in {type(module) for module in modules}:
+        try:
+            type(kind.__name__, (kind,), {"__module__": kind.__module__})
+        except Exception as error:
+            raise ValueError(f"no subclass of {kind.__name__} can be made, which masks need: {error}") from None
 
 
 @torch.no_grad()

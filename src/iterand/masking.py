@@ -124,6 +124,7 @@ def prune_(
         )
         plan.append((group, settings, by_layer if name in alone else together))
     planning.refuse_empty(plan, together)
+    attachment.check_classes([root, *(owner.module for group in chosen.values() for owner in group)])
     masks = [Mask(group[0].parameter, settings, rank) for group, settings, rank in plan]
     drawn = [mask.weight() for mask in masks]
 
