@@ -23,7 +23,7 @@ def parametrizations(module: nn.Module, attribute: str) -> nn.ModuleList:
 
 def check_classes(modules: Iterable[nn.Module]) -> None:
     """Refuse modules of which no subclass can be made: parametrized, each has a class of its own."""
-    for kind in {type(module) for module in modules}:
+    for kind in dict.fromkeys(type(module) for module in modules):
         try:
             type(kind.__name__, (kind,), {"__module__": kind.__module__})
         except Exception as error:
