@@ -42,6 +42,10 @@ def of_paper(cell):
     return f"{cell.cell.paper.mean:.2f} ± {cell.cell.paper.std:.2f}"
 
 
+def difference(cell):
+    return f"{cell.summary.mean - cell.cell.paper.mean:+.2f}".replace("-", "−")
+
+
 @pytest.mark.parametrize("name", ["results/README.md", "docs/beyond.md"])
 def test_a_row_for_every_cell_of_best(name):
     lines = rows(name)
@@ -56,8 +60,7 @@ def test_the_rows_of_figure_2():
         place = dict(cell.cell.axes)
         label = f"| {place['network']}, ρ = {place['width']:g}, {place['method']} |"
         (own,) = [line for line in lines if line.startswith(label)]
-        difference = f"{cell.summary.mean - cell.cell.paper.mean:+.2f}".replace("-", "−")
-        assert f"| {said(cell)} | {cell.summary.n} | {of_paper(cell)} | {difference} |" in own
+        assert f"| {said(cell)} | {cell.summary.n} | {of_paper(cell)} | {difference(cell)} |" in own
 
 
 def test_the_rows_of_film_reviews():
@@ -76,8 +79,9 @@ def test_the_rows_of_film_reviews():
         spread = f" ± {stdev(of_cell):.2f}" if len(of_cell) > 1 else ""
         row = f"| {cell.cell.label} | {mean(of_cell):.2f}{spread} | {len(of_cell)} | {of_paper(cell)} |"
         assert row in lines
-        difference = f"{cell.summary.mean - cell.cell.paper.mean:+.2f}".replace("-", "−")
-        assert f"| {cell.cell.label} | {said(cell)} | {cell.summary.n} | {of_paper(cell)} | {difference} |" in lines
+        assert (
+            f"| {cell.cell.label} | {said(cell)} | {cell.summary.n} | {of_paper(cell)} | {difference(cell)} |" in lines
+        )
 
 
 def test_the_best_epochs_of_film_reviews():
@@ -170,9 +174,8 @@ def test_the_columns_of_the_readme():
         own = next(line for line in lines[header:] if line.startswith(f"| {place['method']} |")).split(" | ")
         column = lines[header].split(" | ").index(f"ρ = {place['width']:g}")
         count = "" if cell.summary.n == 3 else f" (n = {cell.summary.n})"
-        difference = f"{cell.summary.mean - cell.cell.paper.mean:+.2f}".replace("-", "−")
         assert [entry.strip(" |") for entry in own[column : column + 3]] == [
-            f"{said(cell)}{count}", of_paper(cell), difference,
+            f"{said(cell)}{count}", of_paper(cell), difference(cell),
         ]  # fmt: skip
 
 
