@@ -295,12 +295,12 @@ def calculate_masks(masks: Sequence[Mask]) -> list[Tensor]:
     cuts: dict[Mask, Cut] = {}
     with torch.no_grad():
         for mask in masks:
-            if mask.ranked().isnan().any():
+            if mask.score.device.type != "cpu" and mask.score.isnan().any():  # on a CPU finding the cut raises
                 raise selection.nan_error(mask.settings.name)
             if mask not in cuts:
                 group = [other for other in masks if other.ranking is mask.ranking]
                 cuts |= zip(group, mask.ranking.cuts(group))
-        return [selection.keeps(mask.ranked(), cuts[mask]) for mask in masks]
+        return [selection.mask_of(mask.ranked(), cuts[mask]) for mask in masks]
 
 
 def floor_count(count: int, floor: float) -> int:

@@ -194,6 +194,17 @@ def keeps(scores: Tensor, cut: Cut) -> Tensor:
     return (scores > cut.threshold) | ((scores == cut.threshold) & (index <= cut.last))
 
 
+def mask_of(scores: Tensor, cut: Cut) -> Tensor:
+    """The same where no gradient is needed: on a CPU only ties are compared by their index."""
+    if scores.device.type != "cpu":
+        return keeps(scores, cut)
+    values, threshold = scores.reshape(-1).numpy(), cut.threshold.numpy()
+    mask = values >= threshold
+    tied = np.flatnonzero(values == threshold)
+    mask[tied[tied > int(cut.last)]] = False
+    return torch.from_numpy(mask).view(scores.shape)
+
+
 def calculate_mask(scores: Tensor, sparsity: float, *, rank_by: str = "score") -> Tensor:
     """CalculateMask(s): true for the top 100(1 − p) % of the scores.
 
@@ -204,7 +215,7 @@ def calculate_mask(scores: Tensor, sparsity: float, *, rank_by: str = "score") -
     if ranked.isnan().any():
         raise nan_error("scores")
     kept = torch.tensor(kept_count(scores.numel(), check_sparsity(sparsity)), device=scores.device)
-    return keeps(ranked, cut(ranked, kept))
+    return mask_of(ranked, cut(ranked, kept))
 
 
 RANK_BY = ("score", "magnitude")
