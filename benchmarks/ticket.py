@@ -27,8 +27,8 @@ from torch import nn
 import iterand
 from iterand.benchmarks.ticket import searched
 from iterand.networks import build_network
-from iterand.ticket.accounting import cost
-from iterand.ticket.coding import entropy
+from iterand.ticket.codec import entropy
+from iterand.ticket.inspect import cost
 
 SHAPES = {"conv6": 0.5, "resnet18_cifar": 0.6, "resnet50_imagenet": 0.7}
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import iterand
 from iterand import distributions, philox, selection
 from iterand.ticket import draws
-from iterand.ticket.reading import parse
-from iterand.ticket.writing import ticket_bytes
+from iterand.ticket.read import parse
+from iterand.ticket.save import ticket_bytes
 
 pytestmark = [
     pytest.mark.cuda,
@@ -269,7 +269,7 @@ def test_nan_scores_are_never_silent(mlp, options):
 
 @pytest.mark.parametrize("latest", [False, True])
 def test_places_of_draws(latest):
-    history = [(philox.coin_threshold(0.1), 60), (philox.coin_threshold(0.3), 20)]
+    history = draws.History(((philox.coin_threshold(0.1), 60), (philox.coin_threshold(0.3), 20)))
     generator = torch.Generator().manual_seed(0)
     index = torch.randint(0, 1 << 33, (100_000,), generator=generator)
     draw = torch.randint(1, 81, (100_000,), generator=generator)

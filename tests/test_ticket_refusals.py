@@ -1,34 +1,35 @@
 """Files from strangers: each refusal is one TicketError that names what is wrong, before memory is taken."""
 
+import hashlib
 import importlib.util
 import json
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import save
+from safetensors.torch import save as save_tensors
 from torch import nn
 
 import iterand
 from iterand.errors import TicketError
 from iterand.networks import build_network
-from iterand.ticket import coding, container, reading, writing
+from iterand.ticket import format, read, save
 from ticket_models import Mixed, mixed, searched
 
 
 @pytest.fixture(scope="module")
 def whole() -> bytes:
-    return writing.ticket_bytes(mixed(), recipe={"network": {"name": "conv6"}})
+    return save.ticket_bytes(mixed(), recipe={"network": {"name": "conv6"}})
 
 
 def edited(data: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
     """The ticket with its header edited and its checksum right."""
-    header, tensors = container.unpack(data)
+    header, body = format.unpack(data)
     edit(header)
-    return container.pack(header, tensors)
+    return format.pack(header, body)
 
 
 def refused(data: bytes, tmp_path: Path, model: nn.Module | None = None) -> str:
@@ -51,147 +52,185 @@ def test_a_model_with_layers_that_have_no_shape_yet(tmp_path):
 
 
 def test_files_that_are_no_tickets(tmp_path):
-    assert "no whole safetensors file" in refused(b"", tmp_path)
-    assert "no ticket, nor any other safetensors file" in refused(b"PK\3\4 something else", tmp_path)
-    assert "but no ticket" in refused(save({"a": torch.zeros(3)}), tmp_path)
-    assert "but no ticket" in refused(save({"sha256": torch.zeros(32)}, {"other": "x"}), tmp_path)
+    assert refused(b"", tmp_path) == "this is no ticket; save_ticket writes those"
+    assert "no ticket" in refused(b"PK\3\4 something else", tmp_path)
+    assert "no ticket" in refused(save_tensors({"a": torch.zeros(3)}), tmp_path)
     with pytest.raises(FileNotFoundError):
         iterand.read_ticket(tmp_path / "missing.ticket")
 
 
 def test_damage_on_the_way(whole, tmp_path):
-    assert "no whole safetensors file" in refused(whole[:-1], tmp_path)
-    assert "no whole safetensors file" in refused(whole[: len(whole) // 2], tmp_path)
-    assert "no whole safetensors file" in refused(whole + b"\0", tmp_path)
-    for place in (len(whole) - 1, whole.index(b"conv6")):
-        flipped = bytearray(whole)
-        flipped[place] ^= 1
-        assert refused(bytes(flipped), tmp_path).startswith("its checksum is wrong, so it was damaged on the way")
+    for damaged in (whole[:-1], whole[: len(whole) // 2], whole + b"\0", whole[:44]):
+        assert refused(damaged, tmp_path).startswith("its checksum is wrong, so it was damaged on the way")
+    assert refused(whole[:20], tmp_path) == "it has 20 bytes, so it was cut off; copy or download it again"
 
 
 def test_every_single_bit_is_under_the_checksum(whole):
-    for place in range(8, len(whole), 5):
+    for place in range(len(whole)):
         flipped = bytearray(whole)
-        flipped[place] ^= 4
+        flipped[place] ^= 1 << place % 8
         with pytest.raises(TicketError):
-            reading.parse(bytes(flipped))
+            read.parse(bytes(flipped))
 
 
-@pytest.mark.parametrize("length", [0, 1 << 20, 100_000_001, (1 << 64) - 1])
-def test_a_header_length_that_is_not_true(whole, tmp_path, length):
-    assert "no whole safetensors file" in refused(length.to_bytes(8, "little") + whole[8:], tmp_path)
+def with_checksum(data: bytes) -> bytes:
+    return data[:8] + hashlib.sha256(data[:8] + data[40:]).digest() + data[40:]
+
+
+def test_a_header_length_that_is_not_true(whole, tmp_path):
+    lengths = {(1 << 32) - 1: "its header has 4294967295 bytes, and the file only", 0: "does not end where it should"}
+    lengths |= {10: "does not end where it should", int.from_bytes(whole[40:44], "little") + 1: "where it should"}
+    for length, message in lengths.items():
+        assert message in refused(with_checksum(whole[:40] + length.to_bytes(4, "little") + whole[44:]), tmp_path)
 
 
 def test_another_version(whole, tmp_path):
-    newer = edited(whole, lambda header: header.update(format=2, novelty=1))
-    assert refused(newer, tmp_path) == "it is a ticket of format 2; this iterand reads format 1, so upgrade it"
+    newer = with_checksum(whole[:7] + b"\3" + whole[8:])
+    assert refused(newer, tmp_path) == "it is a ticket of format 3; this iterand reads format 2, so upgrade it"
 
 
-def layer(**values: Any) -> Callable[[dict[str, Any]], None]:
-    return lambda header: header["layers"][0].update(values)
+def layers(**values: Any) -> Callable[[dict[str, Any]], None]:
+    """Another entry of the first layer in these columns."""
+
+    def edit(header: dict[str, Any]) -> None:
+        table = header["layers"]
+        for key, value in values.items():
+            entries = table.get(key, [None])
+            table[key] = [value] + (entries if len(entries) == 1 else entries[1:])
+
+    return edit
+
+
+def whole_column(table: str, **values: list[Any]) -> Callable[[dict[str, Any]], None]:
+    return lambda header: header[table].update(values)
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda header: header.pop("cast"), "the header has no 'cast'"),
+        (lambda header: header.pop("iterand"), "the header has no 'iterand'"),
         (lambda header: header.update(more=1), "the header has an unknown key 'more'"),
-        (lambda header: header.update(layers=[]), "the header has layers '[]'; it must be a list of objects"),
-        (lambda header: header["shared"].update(floor=2), "'shared' has floor '2'; it must be a number from 0 to 1"),
-        (lambda header: header["shared"].update(name="x"), "'shared' has name 'x'; it must be left out"),
-        (layer(fan_in="many"), "layer 'convolution.weight' has fan_in 'many'; it must be a whole number of at least 1"),
-        (layer(fan_in=True), "layer 'convolution.weight' has fan_in 'True'; it must be a whole number of at least 1"),
-        (layer(shape=[4, -3, 3]), "layer 'convolution.weight' has shape '[4, -3, 3]'; it must be"),
-        (layer(shape=[1 << 30, 1 << 30]), f"it describes {(1 << 60) + 2 * 24 + 19 + 16 + 12 + 6} elements in"),
-        (lambda header: header["filled"].update(x=["I8", [1 << 27], "01"]), "elements in"),
-        (layer(shape=[4, 3, 1]), "layer 'convolution.weight' keeps 18 of 12 weights"),
-        (layer(shape=[4, 9]), "'convolution.weight' has shape [4, 9] in it and [4, 3, 3] in Mixed"),
-        (layer(dtype="F64"), "'convolution.weight' is torch.float64 in it and torch.float32 in Mixed"),
-        (layer(dtype="I8"), "layer 'convolution.weight' has dtype 'I8'; it must be"),
-        (layer(name="other"), "it holds 'other', which Mixed does not have; is it a ticket of another model?"),
-        (layer(streams=[8, 0]), "the streams of its layers have"),
-        (layer(streams=[0, -8]), "layer 'convolution.weight' has streams '[0, -8]'; it must be two numbers of bytes"),
-        (layer(name="norm.weight"), "it describes 'norm.weight' 2 times"),
-        (layer(unit=1e39), "layer 'convolution.weight' has unit '1e+39'; it must be a float32 number"),
-        (layer(unit=0.1), "layer 'convolution.weight' has unit '0.1'; it must be a float32 number"),
-        (layer(weight_distribution="x"), "layer 'convolution.weight' has distribution 'x', which is not described"),
-        (layer(stored="level"), "layer 'convolution.weight' has level 0, which is none of its distribution's"),
-        (layer(history=[[1 << 33, 1]]), "layer 'convolution.weight' has history '[[8589934592, 1]]'; it must be"),
-        (layer(history=[[5, 1 << 25]]), "'convolution.weight' was randomized 33554432 times; the limit is 16777216"),
-        (layer(history=[]), "after 0 rounds"),
-        (layer(counts=[[1, 9], [0, 9]]), "'convolution.weight' has counts '[[1, 9], [0, 9]]'; it must be an ascending"),
-        (layer(counts=[[0, 0]]), "layer 'convolution.weight' has counts '[[0, 0]]'; it must be an ascending"),
-        (layer(counts=[[0, 18]]), "the value stream of layer 'convolution.weight' cannot be read: it should be empty"),
-        (layer(counts=[[0, 36]]), "the mask stream of layer 'convolution.weight' cannot be read: it should be empty"),
-        (layer(seed=8), "layer 'convolution.weight' holds a draw of a round in which the weight's coin stayed up"),
-        (layer(fan_in=10), "layer 'convolution.weight' was drawn from a 'kaiming_uniform' of unit"),
+        (lambda header: header.update(layers=[]), "the header has layers '[]'; it must be a table"),
+        (lambda header: header.update(layers={}), "it has no layers"),
+        (lambda header: header["layers"].pop("seed"), "table 'layers' has no column 'seed'"),
+        (whole_column("layers", more=[1]), "table 'layers' has an unknown column 'more'"),
+        (whole_column("layers", seed=[]), "column 'seed' of table 'layers' is '[]'; it must be a list with an entry"),
+        (whole_column("layers", seed=3), "column 'seed' of table 'layers' is '3'; it must be a list with an entry"),
+        (whole_column("layers", seed=[1, 2, 3]), "column 'seed' of table 'layers' has 3 entries for 2 rows"),
+        (whole_column("layers", floor=[2]), "table 'layers' has floor '2'; it must be a number from 0 to 1"),
+        (whole_column("layers", fan_in=["many"]), "has fan_in 'many'; it must be an integer of at least 1"),
+        (whole_column("layers", fan_in=[True]), "has fan_in 'True'; it must be an integer of at least 1"),
+        (whole_column("layers", dtype=["I8"]), "has dtype 'I8'; it must be F64, F32, F16 or BF16"),
+        (whole_column("layers", unit=[1e39]), "has unit '1e+39'; it must be a float32 number"),
+        (whole_column("layers", unit=[0.1]), "has unit '0.1'; it must be a float32 number"),
+        (whole_column("layers", unit=[0.5]), "'convolution.weight' has its own unit of 'kaiming_uniform'"),
+        (whole_column("layers", weight_distribution=["x"]), "distribution 'x', which is not the package's, and no un"),
+        (whole_column("layers", stored=["level"]), "'convolution.weight' counts more values than the 0 there are"),
+        (whole_column("layers", history=[[[1 << 33, 1]]]), "has history '[[8589934592, 1]]'; it must be"),
+        (whole_column("layers", history=[[[5, 1 << 25]]]), "randomized 33554432 times; the limit is 16777216"),
+        (whole_column("layers", history=[[]]), "after 0 rounds"),
+        (whole_column("layers", fan_in=[10]), "the weights it gives here are not the ones that were saved"),
+        (whole_column("layers", seed=[8]), "holds a draw of a round in which the weight's coin stayed up"),
+        (layers(shape=[4, -3, 3]), "has shape '[4, -3, 3]'; it must be a list of sizes of at least 1"),
+        (layers(shape=[1 << 15, 1 << 15]), f"it describes {(1 << 30) + 2 * 24 + 19 + 16 + 12 + 6} elements in"),
+        (layers(shape=[1 << 20, 1 << 20]), "has 1099511627776 weights; the limit is 4294967295"),
+        (layers(shape=[4, 3, 1]), "layer 'convolution.weight' keeps 18 of 12 weights"),
+        (layers(shape=[4, 9]), "'convolution.weight' has shape [4, 9] in it and [4, 3, 3] in Mixed"),
+        (layers(name="other"), "it holds 'other', which Mixed does not have; is it a ticket of another model?"),
+        (layers(name="norm.weight"), "it describes 'norm.weight' 2 times"),
+        (layers(counts=[9, 0, 9]), "has counts '[9, 0, 9]'; it must be a list of counts and gaps"),
+        (layers(counts=[9, -1]), "has counts '[9, -1]'; it must be a list of counts and gaps"),
+        (layers(counts=[9, -1, -1, 9]), "has counts '[9, -1, -1, 9]'; it must be a list of counts and gaps"),
+        (layers(counts=[18]), "its coded stream cannot be read"),
+        (layers(counts=[36]), "its coded stream cannot be read"),
         (lambda header: header.update(weights_sha256="0" * 64), "the weights it gives here are not the ones"),
-        (lambda header: header["filled"].pop("decoder.bias"), "Mixed has 'decoder.bias', which it does not hold"),
-        (lambda header: header["filled"].update(x=["BOOL", [2], "02"]), "'x' is of truth values, but has others"),
-        (lambda header: header["filled"].update(x=["F32", [2], "00"]), "the header has filled"),
+        (lambda header: header.update(weights_sha256="0" * 63), "it must be 64 hexadecimal digits"),
+        (lambda header: header.update(planes=[3]), "it names 1 planes, too few for its tensors"),
+        (lambda header: header["planes"].append(3), "planes, too many for its tensors"),
+        (lambda header: header.update(planes=[1 << 40, *header["planes"][1:]]), "its tensors are longer than the file"),
+        (whole_column("filled", element=["00"]), "it has a F32 tensor filled with 1 bytes"),
+        (whole_column("filled", element=["0"]), "has element '0'; it must be the bytes of an element"),
+        (whole_column("filled", shape=[[1 << 27]]), "elements in"),
+        (whole_column("filled", dtype=["BOOL"], element=["02"]), "filled with another one than 0 and 1"),
+        (whole_column("tensors", saved_as=["I16"]), "tensor saved as I16; only F32 and F64 become F16"),
         (lambda header: header["aliases"].update(x="y"), "'x' is tied to 'y', which it does not hold"),
-        (lambda header: header["cast"].update(steps="F32"), "'steps' is a F32 stored as F16, and that is not so"),
+        (lambda header: header.update(levels={"kaiming_uniform": [1]}), "its own levels for 'kaiming_uniform'"),
+        (lambda header: header.update(levels={"x": [1, 1]}), "it must be an object of ascending levels"),
     ],
 )  # fmt: skip
 def test_headers_that_are_not_as_they_must_be(whole, tmp_path, edit, message):
     assert message in refused(edited(whole, edit), tmp_path)
 
 
-def test_too_many_coins_are_refused_before_one_is_tossed(whole, tmp_path):
-    def edit(header: dict[str, Any]) -> None:
-        header["shared"]["history"] = [[5, 1 << 24]]
-        header["layers"].append(
-            {**header["layers"][0], "name": "big", "shape": [1 << 20], "counts": [[0, 1], [1, 1 << 19]]}
-        )
-
-    assert "coins to be tossed; the limit is 4294967296" in refused(edited(whole, edit), tmp_path)
-
-
-def test_many_layers_cannot_share_a_long_history(whole, tmp_path):
-    def edit(header: dict[str, Any]) -> None:
-        header["shared"]["history"] = [[5 + number % 2, 1] for number in range(5000)]
-        header["layers"] = [{**header["layers"][0], "name": str(number)} for number in range(1000)]
-
-    assert "1000 layers share 5000 runs" in refused(edited(whole, edit), tmp_path)
-
-
-def test_tensors_that_do_not_belong(whole, tmp_path):
-    header, tensors = container.unpack(whole)
-    assert "it has a tensor 'other', which no ticket has" in refused(
-        container.pack(header, {**tensors, "other": torch.ones(4)}), tmp_path
-    )
-    assert "its streams are torch.float32 of shape [4]; they must be a list of bytes" in refused(
-        container.pack(header, {**tensors, "streams": torch.ones(4)}), tmp_path
-    )
-    assert "it describes 'norm.weight' twice" in refused(
-        container.pack(header, {**tensors, "tensor:norm.weight": torch.ones(4)}), tmp_path
-    )
-    total = len(tensors["streams"])
-    assert f"the streams of its layers have {total} bytes, and there are {total - 4}" in refused(
-        container.pack(header, {**tensors, "streams": tensors["streams"][4:].clone()}), tmp_path
-    )
-    del tensors["streams"]
-    assert f"the streams of its layers have {total} bytes, and there are 0" in refused(
-        container.pack(header, tensors), tmp_path
-    )
+def test_another_unit_of_levels_is_refused(tmp_path):
+    whole = save.ticket_bytes(searched(nn.Linear(20, 20), weights="signed_constant"))
+    changed = edited(whole, lambda header: header["layers"].update(fan_in=[5]))
+    assert "not the ones that were saved" in refused(changed, tmp_path, nn.Linear(20, 20))
 
 
 def test_another_mask_of_the_same_count_is_refused(tmp_path):
-    model = searched(nn.Linear(20, 20), weights="signed_constant")
-    header, tensors = container.unpack(writing.ticket_bytes(model))
-    layer = reading.parse(writing.ticket_bytes(model)).layers["weight"]
-    other = layer.mask().flip(0).reshape(-1).numpy().view(np.uint8)
-    stream = coding.encode(other, [200, 200])
-    header["layers"][0]["streams"][0] = len(stream)
-    tensors["streams"] = torch.frombuffer(bytearray(stream + layer.value_stream), dtype=torch.uint8)
-    assert "not the ones that were saved" in refused(container.pack(header, tensors), tmp_path, nn.Linear(20, 20))
+    """Bits that change places keep all counts, and the checksum of the file can be made right."""
+    whole = save.ticket_bytes(searched(nn.Linear(20, 20), weights="signed_constant"))
+    header, body = format.unpack(whole)
+    assert read.parse(whole).layers["weight"].header.mask_model.kind == "bits"
+    assert "not the ones that were saved" in refused(
+        format.pack(header, body[1:2] + body[:1] + body[2:]), tmp_path, nn.Linear(20, 20)
+    )
 
 
-def test_a_header_that_is_no_json(whole, tmp_path):
+def test_work_is_bounded_by_the_size_of_the_file(whole, tmp_path):
+    def edit(header: dict[str, Any]) -> None:
+        header["layers"]["history"] = [[[5, 1 << 24]]]
+
+    size = len(edited(whole, edit))
+    limit = (1 << 25) + size * (1 << 10)
+    assert f"coins to be tossed; the limit for its size is {limit}" in refused(edited(whole, edit), tmp_path)
+
+
+def test_many_layers_that_share_a_long_history_take_no_time(tmp_path):
+    """A hundred thousand runs of rounds, shared by a thousand layers of one weight that was never redrawn."""
+    model = iterand.prune_(nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(1000))), 0.0)
+    data = save.ticket_bytes(model)
+    runs = [[5 + number % 2, 100] for number in range(100_000)]
+
+    def edit(header: dict[str, Any]) -> None:
+        header["layers"].update(history=[runs], stored=["first"])
+
+    ticket = read.parse(edited(data, edit))
+    assert len({id(layer.history) for layer in ticket.header.layers}) == 1  # read once, kept once
+    state = ticket.state_dict()
+    assert all(torch.equal(state[f"{number}.weight"], model[number].weight) for number in range(1000))
+
+
+def test_headers_and_planes_do_not_inflate_without_end(whole, tmp_path):
+    header, _ = format.unpack(whole)
+    bomb = format.pack({**header, "recipe": {"x": " " * (1 << 22)}}, b"")
+    assert len(bomb) < 1 << 13
+    assert "its header inflates to more than" in refused(bomb, tmp_path)
+
+    def deflated(count: int) -> bytes:
+        compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
+        return compressor.compress(bytes(count)) + compressor.flush()
+
+    plane = deflated(1000)
+    header["tensors"] = {"name": ["x"], "shape": [[500]], "dtype": ["U8"]}
+    header["planes"] = [len(plane)]
+    assert "its plane inflates to more than 500 bytes" in refused(format.pack(header, plane), tmp_path)
+    header["tensors"]["shape"] = [[2000]]
+    assert "a plane inflates to 1000 bytes instead of 2000" in refused(format.pack(header, plane), tmp_path)
+    header["planes"] = [len(plane) - 1]
+    assert "its plane does not end where it should" in refused(format.pack(header, plane), tmp_path)
+    header["tensors"]["shape"] = [[5]]
+    assert "a plane of 5 bytes is stored in" in refused(format.pack(header, plane), tmp_path)
+    header["tensors"]["dtype"], header["planes"] = ["BOOL"], [5]
+    assert "truth values with others than 0 and 1" in refused(format.pack(header, b"\0\1\2\1\0"), tmp_path)
+
+
+def test_a_header_that_is_no_json(tmp_path):
     def with_text(text: str) -> bytes:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(json, "dumps", lambda *_, **__: text)
-            return container.pack({}, {})
+            return format.pack({}, b"")
 
     assert "its header is no JSON" in refused(with_text("{"), tmp_path)
     assert "its header is no JSON" in refused(with_text("[" * 100_000), tmp_path)
@@ -245,7 +284,6 @@ def test_mutated_files_are_refused_or_give_the_same_network():
     spec.loader.exec_module(module)
     result = module.fuzz(files=3000, seed=1)
     assert result["findings"] == []
-    assert result["slowest_seconds"] < 1
     assert len(result["outcomes"]) > 40  # the mutations reach most of the checks
 
 

@@ -7,7 +7,7 @@ rounding: there is nothing else to round.
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -121,6 +121,10 @@ register_distribution(
 )
 
 
+BUILT_IN = frozenset(_REGISTRY)
+"""The distributions that come with the package, whose levels and units every reader of a ticket knows."""
+
+
 def sample(
     distribution: Distribution,
     count: int,
@@ -146,6 +150,9 @@ def fan_in(module: nn.Module, tensor: Tensor) -> int:
     """
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return tensor.shape[0] // module.groups * math.prod(tensor.shape[2:])
-    if tensor.dim() < 2:
-        return tensor.numel()
-    return math.prod(tensor.shape[1:])
+    return shape_fan_in(tensor.shape)
+
+
+def shape_fan_in(shape: Sequence[int]) -> int:
+    """The fan-in of a weight that is laid out (out, in, ...), as most are, or of a bare vector."""
+    return math.prod(shape[1:]) if len(shape) > 1 else math.prod(shape)

@@ -14,8 +14,8 @@ from iterand.benchmarks.timing import burst, spread
 from iterand.masking import prune_, scores
 from iterand.randomization import randomize_
 from iterand.ticket import load_ticket, save_ticket
-from iterand.ticket.accounting import cost
-from iterand.ticket.reading import read_ticket
+from iterand.ticket.inspect import cost
+from iterand.ticket.read import read_ticket
 
 _CPU = torch.device("cpu")
 _ROUNDS, _RATE, _MOVE = 3, 0.9, 2.0  # redrawn so often that signs are the cheaper thing to store

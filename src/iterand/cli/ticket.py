@@ -18,7 +18,7 @@ from iterand.experiments.report.formatting import size
 from iterand.files import atomic_write
 from iterand.masking import fold_
 from iterand.ticket import Ticket, load_ticket, read_ticket
-from iterand.ticket.accounting import Cost, cost
+from iterand.ticket.inspect import Cost, cost
 
 app = typer.Typer(no_args_is_help=True, help="Look into a ticket, check it, unpack it.")
 
@@ -112,7 +112,7 @@ def export(
 
 
 def _layer_table(costs: Cost) -> Table:
-    table = Table("layer", "shape", "kept", "rounds", "redrawn", "bits", "bound")
+    table = Table("layer", "shape", "kept", "rounds", "redrawn", "bits")
     table.columns[0].overflow = "fold"
     for column in table.columns[1:]:
         column.no_wrap = True
@@ -127,7 +127,6 @@ def _layer_table(costs: Cost) -> Table:
             str(layer.rounds),
             share or "—",
             f"{layer.bits / layer.weights:.3f}",
-            f"{layer.bound / layer.weights:.3f}",
         )
     return table
 
@@ -135,7 +134,7 @@ def _layer_table(costs: Cost) -> Table:
 def _whole_table(ticket: Ticket, costs: Cost) -> Table:
     weights, kept = sum(layer.weights for layer in costs.layers), sum(layer.kept for layer in costs.layers)
     settings = ticket.header.layers[0].settings
-    parts = f"{size(costs.streams)} streams, {size(costs.other_tensors)} other tensors, {size(costs.header)} header"
+    parts = f"{size(costs.stream)} weights, {size(costs.other_tensors)} other tensors, {size(costs.header)} header"
     table = Table.grid(padding=(0, 2))
     table.add_row("kept", f"{kept:,}", f"of {weights:,} weights; {settings.weight_distribution}, seed {settings.seed}")
     table.add_row("ticket", size(costs.file), f"{8 * costs.file / weights:.3f} bits a weight: {parts}")

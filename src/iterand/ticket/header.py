@@ -1,21 +1,30 @@
-"""What a ticket says of itself, to JSON and back."""
+"""What a ticket says of itself: its header, to JSON and back."""
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from iterand import distributions
 from iterand.errors import TicketError
 from iterand.parametrization import Settings
-from iterand.ticket import draws, schema
-
-FORMAT = 1
-MAX_SHARED_RUNS = 1 << 22  # runs of the history times layers that share it
+from iterand.ticket import codec, draws, format, schema
+from iterand.ticket.schema import Row
 
 
-class Filled(NamedTuple):
+class StoredTensor(NamedTuple):
+    """A tensor whose elements are in the file."""
+
+    dtype: str
+    """Its type in the model."""
+    shape: tuple[int, ...]
+    saved_as: str
+    """Its type in the file."""
+
+
+class FilledTensor(NamedTuple):
     """A tensor whose elements are all the same."""
 
     dtype: str
@@ -35,14 +44,12 @@ class LayerHeader:
     settings: Settings
     unit: float
     """The float32 number that levels are multiplied with."""
-    history: tuple[tuple[int, int], ...]
+    history: draws.History
     stored: str
     """What tells a kept weight: its ``level``, the ``round`` of its draw, or the draw's place among its coin's falls,
     counted from the ``first`` or the ``latest``."""
     counts: tuple[tuple[int, int], ...]
     """(level, place or round; how many kept weights have it), ascending."""
-    streams: tuple[int, int]
-    """How many bytes the streams of mask and values have."""
 
     @cached_property
     def size(self) -> int:
@@ -54,10 +61,20 @@ class LayerHeader:
         """How many weights are kept."""
         return sum(count for _, count in self.counts)
 
-    @cached_property
+    @property
     def rounds(self) -> int:
         """R: how often the pruned weights were randomized."""
-        return draws.round_count(self.history)
+        return self.history.rounds
+
+    @cached_property
+    def mask_model(self) -> codec.Model:
+        """How the mask is coded: 0 pruned, 1 kept; one symbol if all weights are the same in this."""
+        return codec.Model([count for count in (self.size - self.kept, self.kept) if count])
+
+    @cached_property
+    def value_model(self) -> codec.Model:
+        """How what tells the kept weights is coded."""
+        return codec.Model([count for _, count in self.counts])
 
     @property
     def redrawn(self) -> int | None:
@@ -72,125 +89,172 @@ class LayerHeader:
 
 @dataclass(frozen=True)
 class Header:
-    """Everything in a ticket but its streams and raw tensors."""
+    """Everything in a ticket but its streams and the elements of its tensors."""
 
     layers: tuple[LayerHeader, ...]
-    supports: dict[str, tuple[int, ...] | None]
-    """The levels of each distribution, where they are few."""
-    weights_sha256: str
-    """SHA-256 of masks and kept weights of all layers, as they come out of the streams."""
     package: str
-    filled: dict[str, Filled] = field(default_factory=dict)
+    weights_sha256: str
+    """SHA-256 of masks and kept weights of all layers, as they come out of the stream."""
+    levels: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """The levels of distributions that have few and do not come with the package."""
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    planes: tuple[int, ...] = ()
+    """How many bytes each plane of these tensors has."""
+    filled: dict[str, FilledTensor] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     """Name of a tied tensor → the name it is described under."""
-    cast: dict[str, str] = field(default_factory=dict)
-    """Name of a tensor that is stored in float16 → its type in the model."""
     recipe: dict[str, Any] | None = None
     metrics: dict[str, Any] | None = None
 
+    def support(self, distribution: str) -> Sequence[int]:
+        """The levels of a distribution in ascending order, if they are few."""
+        return _support(distribution, self.levels)
+
+    def shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Type and shape of every tensor of the ordinary model."""
+        shapes = {layer.name: (layer.dtype, layer.shape) for layer in self.layers}
+        shapes |= {name: (tensor.dtype, tensor.shape) for name, tensor in self.filled.items()}
+        shapes |= {name: (tensor.dtype, tensor.shape) for name, tensor in self.tensors.items()}
+        return shapes | {name: shapes[described] for name, described in self.aliases.items()}
+
 
 def to_json(header: Header) -> dict[str, Any]:
-    """The JSON object; what all layers have in common is said once."""
-    layers = [_layer_to_json(layer) for layer in header.layers]
-    shared = {key: layers[0][key] for key in schema.SHARED if all(layer[key] == layers[0][key] for layer in layers)}
-    return {
-        "format": FORMAT,
+    """The JSON object; what is empty is left out."""
+    rows = {
+        "layers": [_layer_to_row(layer, header.levels) for layer in header.layers],
+        "filled": [{"name": name, **tensor._asdict()} for name, tensor in header.filled.items()],
+        "tensors": [{"name": name, **tensor._asdict()} for name, tensor in header.tensors.items()],
+    }
+    parts = {
         "iterand": header.package,
-        "distributions": {name: levels and list(levels) for name, levels in header.supports.items()},
+        **{key: schema.columns_of(table, schema.TABLES[key]) if table else {} for key, table in rows.items()},
+        "planes": list(header.planes),
         "weights_sha256": header.weights_sha256,
-        "shared": shared,
-        "layers": [{key: layer[key] for key in layer if key not in shared} for layer in layers],
-        "filled": {
-            name: [dtype, list(shape), element.hex()] for name, (dtype, shape, element) in header.filled.items()
-        },
         "aliases": header.aliases,
-        "cast": header.cast,
+        "levels": {name: list(levels) for name, levels in header.levels.items()},
         "recipe": header.recipe,
         "metrics": header.metrics,
     }
+    return {key: value for key, value in parts.items() if value}
 
 
 def from_json(loaded: Mapping[str, Any]) -> Header:
     """The header of a ticket, or a TicketError that names what is wrong."""
-    version = loaded.get("format")
-    if version != FORMAT:
-        raise TicketError(f"it is a ticket of format {version!r}; this iterand reads format {FORMAT}, so upgrade it")
-    top = schema.checked("the header", loaded, schema.TOP)
-    shared = schema.checked("'shared'", top["shared"], {key: schema.SHARED.get(key, _UNKNOWN) for key in top["shared"]})
-    if len(shared.get("history", ())) * len(top["layers"]) > MAX_SHARED_RUNS:
-        raise TicketError(
-            f"{len(top['layers'])} layers share {len(shared['history'])} runs of rounds; that is too much"
-        )
-    supports = {name: None if levels is None else tuple(levels) for name, levels in top["distributions"].items()}
-    header = Header(
-        layers=tuple(_layer_from_json({**shared, **layer}, supports) for layer in top["layers"]),
-        supports=supports,
-        weights_sha256=top["weights_sha256"],
+    top = schema.object_from("the header", loaded, schema.TOP)
+    rows = {key: schema.rows_from(f"table {key!r}", top[key], columns) for key, columns in schema.TABLES.items()}
+    if not rows["layers"]:
+        raise TicketError("it has no layers")
+    names = [row["name"] for table in rows.values() for row in table]
+    for name, times in Counter([*names, *top["aliases"]]).items():
+        if times > 1:
+            raise TicketError(f"it describes {name!r} {times} times")
+    for name, target in top["aliases"].items():
+        if target not in names:
+            raise TicketError(f"it says that {name!r} is tied to {target!r}, which it does not hold")
+    levels = {name: tuple(each) for name, each in top["levels"].items()}
+    for name in levels.keys() & distributions.BUILT_IN:
+        raise TicketError(f"it has its own levels for {name!r}, whose levels are known")
+    return Header(
+        layers=tuple(_layer_from_row(row, levels) for row in rows["layers"]),
         package=top["iterand"],
-        filled={name: Filled(each[0], tuple(each[1]), bytes.fromhex(each[2])) for name, each in top["filled"].items()},
+        weights_sha256=top["weights_sha256"],
+        levels=levels,
+        tensors={row.pop("name"): _tensor_from_row(row) for row in rows["tensors"]},
+        planes=tuple(top["planes"]),
+        filled={row.pop("name"): _filled_from_row(row) for row in rows["filled"]},
         aliases=top["aliases"],
-        cast=top["cast"],
         recipe=top["recipe"],
         metrics=top["metrics"],
     )
-    _check_whole(header)
-    return header
 
 
-_UNKNOWN = (lambda value: False, "left out")
-
-
-def _check_whole(header: Header) -> None:
-    coins = sum(layer.coins for layer in header.layers)
-    if coins > draws.MAX_COINS:
-        raise TicketError(f"its draws need up to {coins} coins to be tossed; the limit is {draws.MAX_COINS}")
-    names = [layer.name for layer in header.layers] + [*header.filled, *header.aliases]
-    for name, times in Counter(names).items():
-        if times > 1:
-            raise TicketError(f"it describes {name!r} {times} times")
-
-
-def _layer_to_json(layer: LayerHeader) -> dict[str, Any]:
+def _layer_to_row(layer: LayerHeader, levels: Mapping[str, tuple[int, ...]]) -> Row:
     settings = asdict(layer.settings)
-    identity = settings.pop("name")
     return {
-        "name": layer.name,
-        **({"identity": identity} if identity != layer.name else {}),
-        "shape": list(layer.shape),
-        "dtype": layer.dtype,
         **settings,
+        "name": layer.name,
+        "identity": settings["name"],
+        "shape": layer.shape,
+        "dtype": layer.dtype,
         "unit": layer.unit,
-        "history": [list(run) for run in layer.history],
+        "history": layer.history,
         "stored": layer.stored,
-        "counts": [list(pair) for pair in layer.counts],
-        "streams": list(layer.streams),
+        "counts": _with_gaps(layer.counts, _values(layer.stored, settings["weight_distribution"], levels)),
     }
 
 
-def _layer_from_json(loaded: Mapping[str, Any], supports: Mapping[str, tuple[int, ...] | None]) -> LayerHeader:
-    where = f"layer {str(loaded.get('name'))[:100]!r}"
-    known = schema.checked(where, {"identity": loaded.get("name"), **loaded}, schema.LAYER)
+def _layer_from_row(row: Row, levels: Mapping[str, tuple[int, ...]]) -> LayerHeader:
+    where, distribution = f"layer {row['name'][:100]!r}", row["weight_distribution"]
+    usual = schema.usual_unit(row)
+    if row["unit"] is None:
+        raise TicketError(f"{where} has distribution {distribution!r}, which is not the package's, and no unit")
+    if usual not in (None, row["unit"]):
+        raise TicketError(f"{where} has its own unit of {distribution!r}, whose unit is known")
+    values = _values(row["stored"], distribution, levels)
     layer = LayerHeader(
-        name=known["name"],
-        shape=tuple(known["shape"]),
-        dtype=known["dtype"],
-        settings=Settings(name=known["identity"], **{key: known[key] for key in schema.SETTINGS}),
-        unit=float(known["unit"]),
-        history=tuple((threshold, count) for threshold, count in known["history"]),
-        stored=known["stored"],
-        counts=tuple((value, count) for value, count in known["counts"]),
-        streams=(known["streams"][0], known["streams"][1]),
+        name=row["name"],
+        shape=row["shape"],
+        dtype=row["dtype"],
+        settings=Settings(name=row["identity"], **{key: row[key] for key in schema.SETTINGS}),
+        unit=float(row["unit"]),
+        history=row["history"],
+        stored=row["stored"],
+        counts=tuple(_without_gaps(where, row["counts"], values)),
     )
     if layer.kept > layer.size:
         raise TicketError(f"{where} keeps {layer.kept} of {layer.size} weights")
-    if layer.rounds > draws.MAX_ROUNDS:
-        raise TicketError(f"{where} was randomized {layer.rounds} times; the limit is {draws.MAX_ROUNDS}")
-    if layer.settings.weight_distribution not in supports:
-        raise TicketError(f"{where} has distribution {layer.settings.weight_distribution!r}, which is not described")
-    levels = set(supports[layer.settings.weight_distribution] or ())
-    for value, _ in layer.counts:
-        if layer.stored == "level" and value not in levels:
-            raise TicketError(f"{where} has level {value}, which is none of its distribution's")
-        if layer.stored != "level" and not 0 <= value <= layer.rounds:
-            raise TicketError(f"{where} has draw {value} after {layer.rounds} rounds")
+    if layer.size > codec.MAX_LENGTH:
+        raise TicketError(f"{where} has {layer.size} weights; the limit is {codec.MAX_LENGTH}")
+    if layer.history.rounds > draws.MAX_ROUNDS:
+        raise TicketError(f"{where} was randomized {layer.history.rounds} times; the limit is {draws.MAX_ROUNDS}")
+    if layer.stored != "level" and layer.counts and layer.counts[-1][0] > layer.history.rounds:
+        raise TicketError(f"{where} has draw {layer.counts[-1][0]} after {layer.history.rounds} rounds")
     return layer
+
+
+def _values(stored: str, distribution: str, levels: Mapping[str, tuple[int, ...]]) -> Sequence[int]:
+    """The values that counts are counts of, in order: the levels of the distribution, or places and rounds."""
+    return _support(distribution, levels) if stored == "level" else range(draws.MAX_ROUNDS + 1)
+
+
+def _support(distribution: str, levels: Mapping[str, tuple[int, ...]]) -> Sequence[int]:
+    if distribution in distributions.BUILT_IN:
+        return sorted(distributions.get_distribution(distribution).support or ())
+    return levels.get(distribution, ())
+
+
+def _with_gaps(counts: Iterable[tuple[int, int]], values: Sequence[int]) -> list[int]:
+    """The counts of these values in order; −n stands for n values that do not occur."""
+    numbers: list[int] = []
+    following = 0
+    for value, count in counts:
+        position = values.index(value)
+        numbers += [following - position] * (position > following) + [count]
+        following = position + 1
+    return numbers
+
+
+def _without_gaps(where: str, numbers: Iterable[int], values: Sequence[int]) -> Iterator[tuple[int, int]]:
+    position = 0
+    for number in numbers:
+        if number > 0:
+            if position >= len(values):
+                raise TicketError(f"{where} counts more values than the {len(values)} there are")
+            yield values[position], number
+        position += max(-number, 1)
+
+
+def _tensor_from_row(row: Row) -> StoredTensor:
+    tensor = StoredTensor(**row)
+    if tensor.saved_as != tensor.dtype and not (tensor.saved_as == "F16" and tensor.dtype in ("F32", "F64")):
+        raise TicketError(f"it has a {tensor.dtype} tensor saved as {tensor.saved_as}; only F32 and F64 become F16")
+    return tensor
+
+
+def _filled_from_row(row: Row) -> FilledTensor:
+    tensor = FilledTensor(**row)
+    if len(tensor.element) != format.DTYPES[tensor.dtype].itemsize:
+        raise TicketError(f"it has a {tensor.dtype} tensor filled with {len(tensor.element)} bytes")
+    if tensor.dtype == "BOOL" and tensor.element[0] > 1:
+        raise TicketError("it has a tensor of truth values filled with another one than 0 and 1")
+    return tensor

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from iterand.errors import IterandError, MissingExtraError
 from iterand.files import atomic_write
-from iterand.ticket.reading import Ticket
+from iterand.ticket.read import Ticket
 
 if TYPE_CHECKING:
     import onnx
@@ -73,8 +73,8 @@ def export_onnx(
     named = {tensor.name: tensor for tensor in proto.graph.initializer}
     replaced = []
     for name, layer in ticket.layers.items():
-        support = ticket.header.supports[layer.header.settings.weight_distribution]
-        if name not in named or support is None or layer.header.dtype != "F32":
+        support = ticket.header.support(layer.header.settings.weight_distribution)
+        if name not in named or not support or layer.header.dtype != "F32":
             continue
         lowest, highest = _RANGES[integers]
         if lowest <= min(support) and max(support) <= highest and layer.header.unit != 0:

@@ -1,6 +1,7 @@
 """To work on with a ticket: go on with the search it came from, or train the weights it kept."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +11,17 @@ from iterand import distributions
 from iterand.errors import TicketError
 from iterand.masking import MaskedLayer, require_masked_layers, unwrap
 from iterand.parametrization import GlobalRanking, Mask
-from iterand.ticket.layers import TicketLayer, drawn, kept_indices
+from iterand.ticket.draws import drawn, kept_indices
+
+if TYPE_CHECKING:
+    from iterand.ticket.read import TicketLayer
 
 # What the weights were drawn under; the rest (sparsity, ranking, ...) may change from here on.
 _DRAWN_UNDER = ("name", "seed", "weight_distribution", "fan_in")
 
 
 @torch.no_grad()
-def resume_(model: nn.Module, layers: Mapping[str, TicketLayer], state: Mapping[str, Tensor]) -> None:
+def resume_(model: nn.Module, layers: Mapping[str, "TicketLayer"], state: Mapping[str, Tensor]) -> None:
     """Bring a masked model to where a ticket left off; see ``Ticket.resume_``."""
     root = unwrap(model)
     masked = require_masked_layers(root)
@@ -27,7 +31,7 @@ def resume_(model: nn.Module, layers: Mapping[str, TicketLayer], state: Mapping[
     groups: dict[int, list[tuple[Mask, Tensor]]] = {}
     for name, layer in masked.items():
         mask, parametrization = masks[name], layer.parametrization
-        parametrization.history = list(layers[name].header.history)
+        parametrization.history = list(layers[name].header.history.runs)
         draw = torch.zeros(mask.numel(), dtype=torch.int32)
         draw[kept_indices(mask)] = draws[name]
         parametrization.draw.copy_(draw.view(mask.shape))
@@ -41,7 +45,7 @@ def resume_(model: nn.Module, layers: Mapping[str, TicketLayer], state: Mapping[
             tensor.copy_(state[name])
 
 
-def hold_zeros_(model: nn.Module, layers: Mapping[str, TicketLayer]) -> list[RemovableHandle]:
+def hold_zeros_(model: nn.Module, layers: Mapping[str, "TicketLayer"]) -> list[RemovableHandle]:
     """Let an ordinary model train what the ticket kept and nothing else; see ``Ticket.hold_zeros_``."""
     parameters, kind = dict(unwrap(model).named_parameters()), type(unwrap(model)).__name__
     pruned = {}
@@ -59,7 +63,7 @@ def _without(parameter: nn.Parameter, pruned: Tensor) -> RemovableHandle:
     return handle
 
 
-def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, TicketLayer]) -> None:
+def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, "TicketLayer"]) -> None:
     for name in masked.keys() ^ layers.keys():
         raise TicketError(f"{name!r} is masked in only one of model and ticket; prune_ the model as it was")
     for name, layer in masked.items():
@@ -81,7 +85,7 @@ def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, Tick
                 )
 
 
-def _draws(layer: TicketLayer, mask: Tensor) -> Tensor:
+def _draws(layer: "TicketLayer", mask: Tensor) -> Tensor:
     """A draw for each kept weight that gives exactly this weight."""
     known = layer.draws(mask)
     if known is not None:

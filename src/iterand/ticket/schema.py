@@ -1,36 +1,86 @@
-"""What every word of a ticket's header must be."""
+"""What every entry of a ticket's header must be, and how its tables are stored by column."""
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from iterand import selection
+from iterand import distributions, selection
 from iterand.errors import TicketError
-from iterand.ticket import container, draws
-
-MAX_ALPHABET = 1 << 20
-MAX_LAYERS = 1 << 16
+from iterand.ticket import codec, draws, format
 
 Check = Callable[[Any], bool]
-Fields = Mapping[str, tuple[Check, str]]
+Row = dict[str, Any]
 
 
-def checked(where: str, loaded: Mapping[str, Any], fields: Fields) -> Mapping[str, Any]:
-    """The object itself, if it has exactly these fields and each is as it must be."""
-    for key in fields.keys() - loaded.keys():
-        raise TicketError(f"{where} has no {key!r}")
-    for key in loaded.keys() - fields.keys():
+class Column(NamedTuple):
+    """One entry of a header, or one column of a table."""
+
+    fits: Check
+    rule: str
+    usual: Callable[[Row], Any] | None = None
+    """What an entry is if the column is left out; None if it may not be."""
+    read: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any], Any] = lambda value: value
+
+
+def columns_of(rows: Sequence[Row], columns: Mapping[str, Column]) -> dict[str, list[Any]]:
+    """The columns of a table; one entry where all rows have the same, none where all have what is usual."""
+    table = {}
+    for key, column in columns.items():
+        entries = [column.write(row[key]) for row in rows]
+        if column.usual and all(entry == column.write(column.usual(row)) for entry, row in zip(entries, rows)):
+            continue
+        table[key] = entries[:1] if all(entry == entries[0] for entry in entries) else entries
+    return table
+
+
+def rows_from(where: str, table: Mapping[str, Any], columns: Mapping[str, Column]) -> list[Row]:
+    """The rows of a table, every entry checked; rows share what a column says once."""
+    for key in table.keys() - columns.keys():
+        raise TicketError(f"{where} has an unknown column {key!r}")
+    for key, entries in table.items():
+        if not isinstance(entries, list) or not entries:
+            raise TicketError(f"column {key!r} of {where} is {str(entries)[:60]!r}; it must be a list with an entry")
+    if not table:
+        return []
+    count = len(table.get("name", ()))
+    rows: list[Row] = [{} for _ in range(count)]
+    for key, column in columns.items():
+        if key not in table:
+            if column.usual is None:
+                raise TicketError(f"{where} has no column {key!r}")
+            for row in rows:
+                row[key] = column.usual(row)
+            continue
+        if len(table[key]) not in (1, count):
+            raise TicketError(f"column {key!r} of {where} has {len(table[key])} entries for {count} rows")
+        for entry in table[key]:
+            if not column.fits(entry):
+                raise TicketError(f"{where} has {key} {str(entry)[:60]!r}; it must be {column.rule}")
+        entries = [column.read(entry) for entry in table[key]]
+        for row, entry in zip(rows, itertools.cycle(entries)):
+            row[key] = entry
+    return rows
+
+
+def object_from(where: str, loaded: Mapping[str, Any], keys: Mapping[str, Column]) -> Row:
+    """The object with exactly these keys, every entry checked."""
+    for key in loaded.keys() - keys.keys():
         raise TicketError(f"{where} has an unknown key {key!r}")
-    for key, (fits, rule) in fields.items():
-        if not fits(loaded[key]):
-            raise TicketError(f"{where} has {key} {str(loaded[key])[:60]!r}; it must be {rule}")
-    return loaded
+    found: Row = {}
+    for key, column in keys.items():
+        if key in loaded and not column.fits(loaded[key]):
+            raise TicketError(f"{where} has {key} {str(loaded[key])[:60]!r}; it must be {column.rule}")
+        if key not in loaded and column.usual is None:
+            raise TicketError(f"{where} has no {key!r}")
+        found[key] = loaded[key] if key in loaded else column.usual(found)  # type: ignore[misc]
+    return found
 
 
-def _whole(lowest: int, highest: int = (1 << 63) - 1) -> Check:
+def _integer(lowest: int, highest: int = (1 << 63) - 1) -> Check:
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and lowest <= value <= highest
 
 
@@ -38,7 +88,7 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _share(value: Any) -> bool:
+def _fraction(value: Any) -> bool:
     return _number(value) and 0 <= value <= 1
 
 
@@ -54,8 +104,13 @@ def _one_of(*words: str) -> Check:
     return lambda value: isinstance(value, str) and value in words
 
 
-def _digits(count: int) -> Check:
-    return lambda value: isinstance(value, str) and re.fullmatch(f"[0-9a-f]{{{count}}}", value) is not None
+def _hexadecimal(*sizes: int) -> Check:
+    return lambda value: (
+        isinstance(value, str)
+        and re.fullmatch("[0-9a-f]*", value) is not None
+        and len(value) // 2 in sizes
+        and not len(value) % 2
+    )
 
 
 def _list_of(fits: Check, most: int) -> Check:
@@ -66,75 +121,102 @@ def _map_of(fits: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(map(_text, value)) and all(map(fits, value.values()))
 
 
-def _counted(fits: Check, most: int) -> Check:
-    count = _whole(1)
-    return _list_of(lambda pair: isinstance(pair, list) and len(pair) == 2 and fits(pair[0]) and count(pair[1]), most)
-
-
-def _filled(value: Any) -> bool:
-    if not (isinstance(value, list) and len(value) == 3 and _dtype(value[0]) and _any_shape(value[1])):
-        return False
-    return _digits(2 * container.DTYPES[value[0]].itemsize)(value[2])
+def _run(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and _threshold(value[0]) and _positive(value[1])
 
 
 def _counts(value: Any) -> bool:
-    fits = _counted(_whole(-_HIGHEST_LEVEL, _HIGHEST_LEVEL), MAX_ALPHABET)(value)
-    return fits and all(a[0] < b[0] for a, b in itertools.pairwise(value))
+    """Counts of at least 1 and gaps, none of them at the end or beside another."""
+    if not _list_of(_integer(-draws.MAX_ROUNDS), 2 * codec.MAX_ALPHABET)(value) or 0 in value:
+        return False
+    gap_ends = all(following > 0 for number, following in itertools.pairwise([*value, -1]) if number < 0)
+    return gap_ends and sum(number > 0 for number in value) <= codec.MAX_ALPHABET
 
 
 def _levels(value: Any) -> bool:
-    fits = value is None or _list_of(_whole(-_HIGHEST_LEVEL, _HIGHEST_LEVEL), 1 << 16)(value)
-    return fits and (value is None or len(value) > 0)
+    fits = _list_of(_integer(-_HIGHEST_LEVEL, _HIGHEST_LEVEL), 1 << 16)(value)
+    return fits and len(value) > 0 and all(a < b for a, b in itertools.pairwise(value))
 
 
 def _object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-def _object_or_null(value: Any) -> bool:
-    return value is None or _object(value)
+def _usual_fan_in(row: Row) -> int:
+    return distributions.shape_fan_in(row["shape"])
 
 
-_HIGHEST_LEVEL = 1 << 24  # and the highest draw
+def usual_unit(row: Row) -> float | None:
+    """The unit of a layer whose distribution comes with the package."""
+    name = row["weight_distribution"]
+    return distributions.get_distribution(name).unit32(row["fan_in"]) if name in distributions.BUILT_IN else None
+
+
+_HIGHEST_LEVEL = 1 << 24
 _LARGEST = float(np.finfo(np.float32).max)
-_dtype = _one_of(*container.DTYPES)
-_any_shape = _list_of(_whole(0, 1 << 40), 16)
+_dtype = _one_of(*format.DTYPES)
+_positive = _integer(1)
+_threshold = _integer(0, draws.ALWAYS)
+_NAME = Column(_text, "a name")
+_DTYPE = Column(_dtype, "a type of tensors", lambda row: "F32")
+_SHAPE = Column(_list_of(_integer(0, 1 << 40), 16), "a list of sizes", None, tuple, list)
 
-SETTINGS: Fields = {
-    "seed": (_whole(0), "a whole number of at least 0"),
-    "weight_distribution": (_text, "a name"),
-    "score_distribution": (_text, "a name"),
-    "fan_in": (_whole(1, 1 << 40), "a whole number of at least 1"),
-    "sparsity": (_share, "a number from 0 to 1"),
-    "ranking": (_one_of("layer", "global"), "'layer' or 'global'"),
-    "rank_by": (_one_of(*selection.RANK_BY), " or ".join(map(repr, selection.RANK_BY))),
-    "floor": (_share, "a number from 0 to 1"),
+SETTINGS = {
+    "seed": Column(_integer(0), "an integer of at least 0"),
+    "weight_distribution": _NAME,
+    "score_distribution": Column(_text, "a name", lambda row: "kaiming_uniform"),
+    "fan_in": Column(_integer(1, 1 << 40), "an integer of at least 1", _usual_fan_in),
+    "sparsity": Column(_fraction, "a number from 0 to 1"),
+    "ranking": Column(_one_of("layer", "global"), "'layer' or 'global'", lambda row: "layer"),
+    "rank_by": Column(_one_of(*selection.RANK_BY), "'score' or 'magnitude'", lambda row: "score"),
+    "floor": Column(_fraction, "a number from 0 to 1", lambda row: 0.0),
 }
-SHARED: Fields = {
-    "dtype": (_one_of("F64", "F32", "F16", "BF16"), "'F64', 'F32', 'F16' or 'BF16'"),
-    **SETTINGS,
-    "unit": (_float32, "a float32 number"),
-    "history": (_counted(_whole(0, draws.ALWAYS), 1 << 20), "a list of [threshold, rounds]"),
-    "stored": (_one_of("level", "round", "first", "latest"), "'level', 'round', 'first' or 'latest'"),
+TABLES = {
+    "layers": {
+        "name": _NAME,
+        "shape": Column(_list_of(_integer(1, 1 << 40), 16), "a list of sizes of at least 1", None, tuple, list),
+        "dtype": Column(_one_of("F64", "F32", "F16", "BF16"), "F64, F32, F16 or BF16", lambda row: "F32"),
+        "identity": Column(_text, "a name", lambda row: row["name"]),
+        **SETTINGS,
+        "unit": Column(_float32, "a float32 number", usual_unit),
+        "history": Column(
+            _list_of(_run, 1 << 20),
+            "a list of [threshold, rounds]",
+            lambda row: draws.History(()),
+            lambda runs: draws.History(tuple(map(tuple, runs))),
+            lambda history: list(map(list, history.runs)),
+        ),
+        "stored": Column(_one_of("level", "round", "first", "latest"), "level, round, first or latest"),
+        "counts": Column(_counts, "a list of counts and gaps"),
+    },
+    "filled": {
+        "name": _NAME,
+        "shape": _SHAPE,
+        "dtype": _DTYPE,
+        "element": Column(
+            _hexadecimal(1, 2, 4, 8),
+            "the bytes of an element in hexadecimal",
+            None,
+            bytes.fromhex,
+            bytes.hex,
+        ),
+    },
+    "tensors": {
+        "name": _NAME,
+        "shape": _SHAPE,
+        "dtype": _DTYPE,
+        "saved_as": Column(_dtype, "a type of tensors", lambda row: row["dtype"]),
+    },
 }
-LAYER: Fields = {
-    "name": (_text, "a name"),
-    "identity": (_text, "a name"),
-    "shape": (_list_of(_whole(1, 1 << 40), 16), "a list of whole numbers of at least 1"),
-    **SHARED,
-    "counts": (_counts, "an ascending list of [value, count]"),
-    "streams": (lambda value: _any_shape(value) and len(value) == 2, "two numbers of bytes"),
-}
-TOP: Fields = {
-    "format": (_whole(1), "a whole number"),
-    "iterand": (_text, "a version"),
-    "distributions": (_map_of(_levels), "an object of lists of levels"),
-    "weights_sha256": (_digits(64), "64 hexadecimal digits"),
-    "shared": (_object, "an object"),
-    "layers": (lambda value: _list_of(_object, MAX_LAYERS)(value) and len(value) > 0, "a list of objects"),
-    "filled": (_map_of(_filled), "an object of [type, shape, element]"),
-    "aliases": (_map_of(_text), "an object of names"),
-    "cast": (_map_of(_dtype), "an object of types"),
-    "recipe": (_object_or_null, "an object or null"),
-    "metrics": (_object_or_null, "an object or null"),
+TOP = {
+    "iterand": Column(_text, "a version"),
+    "layers": Column(_object, "a table"),
+    "filled": Column(_object, "a table", lambda found: {}),
+    "tensors": Column(_object, "a table", lambda found: {}),
+    "planes": Column(_list_of(_integer(0), 1 << 16), "a list of sizes", lambda found: []),
+    "weights_sha256": Column(_hexadecimal(32), "64 hexadecimal digits"),
+    "aliases": Column(_map_of(_text), "an object of names", lambda found: {}),
+    "levels": Column(_map_of(_levels), "an object of ascending levels", lambda found: {}),
+    "recipe": Column(_object, "an object", lambda found: None),
+    "metrics": Column(_object, "an object", lambda found: None),
 }

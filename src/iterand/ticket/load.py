@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from iterand.errors import TicketError
 from iterand.masking import masked_layers, unwrap
 from iterand.networks import build_network
-from iterand.ticket.reading import Ticket, read_ticket
+from iterand.ticket.read import Ticket, read_ticket
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -3,10 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from iterand.ticket import coding
-from iterand.ticket.header import LayerHeader
-from iterand.ticket.layers import mask_counts
-from iterand.ticket.reading import Ticket
+from iterand.ticket import codec
+from iterand.ticket.read import Ticket
 
 
 @dataclass(frozen=True)
@@ -21,10 +19,8 @@ class LayerCost:
     redrawn: int | None
     """How many kept weights are not the initial ones; None if the ticket holds levels, which do not tell."""
     stored: str
-    bits: int
-    """Of its streams."""
-    bound: float
-    """Bits: the entropy of mask and kept weights under their measured frequencies."""
+    bits: float
+    """The entropy of mask and kept weights under their measured frequencies."""
 
     @property
     def weights(self) -> int:
@@ -38,20 +34,16 @@ class Cost:
 
     layers: tuple[LayerCost, ...]
     file: int
-    streams: int
+    stream: int
+    """The masks and kept weights of all layers, coded."""
     other_tensors: int
     """Batch-norm statistics and the like."""
     header: int
-    """Everything that is not stream or tensor: names, settings, counts, recipe."""
+    """Everything else: names, settings, counts, recipe, checksum."""
     float32: int
     """Its tensors in float32: a state dict as usually saved."""
     bound: float
     """The least there could be: entropy of masks and kept weights, and the other tensors as they are stored."""
-
-
-def entropy_bound(layer: LayerHeader) -> float:
-    """Bits: the entropy of the mask and of what tells the kept weights, under their measured frequencies."""
-    return coding.entropy(mask_counts(layer.size, layer.kept)) + coding.entropy([count for _, count in layer.counts])
 
 
 def cost(ticket: Ticket) -> Cost:
@@ -64,21 +56,19 @@ def cost(ticket: Ticket) -> Cost:
             rounds=layer.header.rounds,
             redrawn=layer.header.redrawn,
             stored=layer.header.stored,
-            bits=8 * (len(layer.mask_stream) + len(layer.value_stream)),
-            bound=entropy_bound(layer.header),
+            bits=codec.entropy(layer.header.mask_model.counts) + codec.entropy(layer.header.value_model.counts),
         )
         for layer in ticket.layers.values()
     )
-    streams = sum(layer.bits for layer in layers) // 8
-    other = sum(tensor.nbytes for tensor in ticket.stored.values())
+    stream, other = len(ticket.stream.data), sum(ticket.header.planes)
     shapes = ticket.shapes()
     elements = sum(math.prod(shape) for name, (_, shape) in shapes.items() if name not in ticket.header.aliases)
     return Cost(
         layers=layers,
         file=ticket.size,
-        streams=streams,
+        stream=stream,
         other_tensors=other,
-        header=ticket.size - streams - other,
+        header=ticket.size - stream - other,
         float32=4 * elements,
-        bound=sum(layer.bound for layer in layers) / 8 + other,
+        bound=sum(layer.bits for layer in layers) / 8 + other,
     )

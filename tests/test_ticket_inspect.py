@@ -5,7 +5,7 @@ import torch
 
 import iterand
 from iterand.networks import build_network
-from iterand.ticket import accounting
+from iterand.ticket import inspect
 from ticket_models import mixed, searched
 
 
@@ -17,11 +17,11 @@ def test_a_cost_adds_up(tmp_path):
     model = mixed()
     iterand.save_ticket(model, tmp_path / "a.ticket")
     ticket = iterand.read_ticket(tmp_path / "a.ticket")
-    costs = accounting.cost(ticket)
+    costs = inspect.cost(ticket)
     assert costs.file == (tmp_path / "a.ticket").stat().st_size
-    assert costs.file == costs.streams + costs.other_tensors + costs.header
-    # free.weight, free.bias, running_mean, running_var in float32; three int16; three truth values
-    assert costs.other_tensors == 4 * (16 + 4 + 4 + 4) + 2 * 3 + 3
+    assert costs.file == costs.stream + costs.other_tensors + costs.header
+    # free.weight, free.bias, running_mean, running_var in float32; three int16; three truth values: no more than that
+    assert 0 < costs.other_tensors < 4 * (16 + 4 + 4 + 4) + 2 * 3 + 3
     # and beside them: convolution, embedding, two biases, batch norm's weight, bias and counter; the decoder is tied
     assert costs.float32 == 4 * (28 + 6 + 36 + 24 + 4 + 6 + 4 + 4 + 1)
     layer = costs.layers[0]
@@ -30,28 +30,28 @@ def test_a_cost_adds_up(tmp_path):
     assert layer.stored in ("first", "latest")
     assert layer.redrawn == (draws > 0).sum()
     counts = [count for _, count in ticket.layers["convolution.weight"].header.counts]
-    assert layer.bound == pytest.approx(entropy(18, 18) + entropy(*counts))
+    assert layer.bits == pytest.approx(entropy(18, 18) + entropy(*counts))
 
 
 def test_signs_do_not_tell_what_was_redrawn(tmp_path):
     iterand.save_ticket(searched(torch.nn.Linear(60, 60), weights="signed_constant"), tmp_path / "a.ticket")
-    (layer,) = accounting.cost(iterand.read_ticket(tmp_path / "a.ticket")).layers
+    (layer,) = inspect.cost(iterand.read_ticket(tmp_path / "a.ticket")).layers
     assert (layer.stored, layer.redrawn) == ("level", None)
 
 
-def test_a_ticket_of_signs_is_within_two_percent_of_mask_and_sign_bits(tmp_path):
+def test_a_ticket_of_signs_is_within_one_percent_of_mask_and_sign_bits(tmp_path):
     model = searched(build_network("conv6"), 2, 0.9, weights="signed_constant")
     iterand.save_ticket(model, tmp_path / "a.ticket")
     layers = iterand.masked_layers(model).values()
     kept = sum(int(layer.mask.sum()) for layer in layers)
     bits = sum(entropy(int(layer.mask.sum()), int((~layer.mask).sum())) for layer in layers) + kept
-    assert 8 * (tmp_path / "a.ticket").stat().st_size < 1.02 * bits
+    assert 8 * (tmp_path / "a.ticket").stat().st_size < 1.01 * bits
 
 
-def test_a_ticket_of_draws_is_within_three_percent_of_their_entropy(tmp_path):
+def test_a_ticket_of_draws_is_within_two_percent_of_their_entropy(tmp_path):
     model = searched(torch.nn.Linear(400, 400, bias=False), 30, 0.1, sparsity=0.6)
     iterand.save_ticket(model, tmp_path / "a.ticket")
     ticket = iterand.read_ticket(tmp_path / "a.ticket")
-    costs = accounting.cost(ticket)
+    costs = inspect.cost(ticket)
     assert ticket.layers["weight"].header.redrawn > 10_000
-    assert costs.file < 1.03 * costs.bound
+    assert costs.file < 1.02 * costs.bound

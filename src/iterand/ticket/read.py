@@ -1,0 +1,238 @@
+"""A ticket that was opened (``read_ticket``): everything about it can be asked, nothing is decoded before it is."""
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from iterand import distributions, philox
+from iterand.errors import TicketError
+from iterand.ticket import codec, draws, format, resuming
+from iterand.ticket.header import Header, LayerHeader, from_json
+
+# A ticket may describe this many elements, and more only if its bytes account for them: what it takes to open a file
+# from a stranger is bounded by the file.
+_FREE_ELEMENTS = 1 << 22
+_ELEMENTS_PER_BYTE = 1 << 14
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a ticket holds."""
+
+    header: Header
+    layers: dict[str, "TicketLayer"]
+    """The masked tensors by name: settings in ``header``, and ``mask()``, ``draws()``, ``levels()``, ``weight()``."""
+    stored: dict[str, Tensor]
+    """Other tensors, as they are stored."""
+    size: int
+    """Bytes of the file."""
+    stream: "Stream"
+    """The masks and kept weights of all layers, coded."""
+
+    @property
+    def recipe(self) -> dict[str, Any] | None:
+        """Where the network comes from."""
+        return self.header.recipe
+
+    @property
+    def metrics(self) -> dict[str, Any] | None:
+        """How good it is."""
+        return self.header.metrics
+
+    def shapes(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Type and shape of every tensor of the ordinary model."""
+        return {name: (format.DTYPES[dtype], shape) for name, (dtype, shape) in self.header.shapes().items()}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The tensors of the ordinary model; tied ones are one tensor under several names."""
+        state: dict[str, Tensor] = {}
+        digest = hashlib.sha256()
+        for name, layer in self.layers.items():
+            state[name] = layer.weight(digest)
+        if self.header.weights_sha256 != digest.hexdigest():
+            names = {layer.settings.weight_distribution for layer in self.header.layers}
+            raise TicketError(
+                "the weights it gives here are not the ones that were saved; are the distributions "
+                f"{', '.join(map(repr, sorted(names)))} the same as there?"
+            )
+        state |= self.other_tensors()
+        return state | {name: state[described] for name, described in self.header.aliases.items()}
+
+    def other_tensors(self) -> dict[str, Tensor]:
+        """The tensors that are not masked, in the type of the model."""
+        header = self.header
+        tensors = {name: tensor.to(format.DTYPES[header.tensors[name].dtype]) for name, tensor in self.stored.items()}
+        return tensors | {name: format.full(*filled) for name, filled in header.filled.items()}
+
+    def resume_(self, model: nn.Module) -> None:
+        """Bring a model that was masked by the same ``prune_`` to where the ticket left off, to resume the search.
+
+        Mask, kept weights, rounds and batch-norm statistics are the ticket's, and of a model with a higher sparsity the
+        mask is a part of it. The scores are not in it: the kept
+        weights get the highest of the initial ones. Nor are the pruned weights: they are the initial ones.
+        """
+        resuming.resume_(model, self.layers, self.other_tensors())
+
+    def hold_zeros_(self, model: nn.Module) -> list[RemovableHandle]:
+        """Keep the pruned weights of an ordinary model at zero while the others are trained, by any optimizer.
+
+        Their gradients become zero; ``remove()`` the handles to set them free.
+        """
+        return resuming.hold_zeros_(model, self.layers)
+
+
+class Stream:
+    """The coded masks and kept weights of all layers; decoded together when the first is asked for."""
+
+    def __init__(self, data: bytes, layers: Sequence[LayerHeader]) -> None:
+        self.data = data
+        self._models = [model for layer in layers for model in (layer.mask_model, layer.value_model)]
+
+    @cached_property
+    def symbols(self) -> list[codec.Symbols]:
+        """The coded symbols: for every layer its mask's, then its kept weights'."""
+        try:
+            return codec.decode(self.data, self._models)
+        except ValueError as error:
+            raise TicketError(f"its coded stream cannot be read: {error}") from None
+
+
+@dataclass(frozen=True)
+class TicketLayer:
+    """One masked tensor; nothing is decoded before it is asked for."""
+
+    header: LayerHeader
+    stream: Stream
+    number: int
+    """Which of the layers it is."""
+
+    def mask(self) -> Tensor:
+        """m: true where the weight is kept."""
+        model = self.header.mask_model
+        if model.alphabet < 2:
+            return torch.full(self.header.shape, self.header.kept > 0)
+        return torch.from_numpy(self._sequence("mask", model, 0).view(np.bool_)).view(self.header.shape)
+
+    def levels(self) -> Tensor | None:
+        """The level of every kept weight in the order of their indices, if that is what the ticket holds."""
+        return self._told() if self.header.stored == "level" else None
+
+    def draws(self, mask: Tensor | None = None) -> Tensor | None:
+        """The draw of every kept weight in the order of their indices, unless the ticket holds levels."""
+        if self.header.stored == "level":
+            return None
+        told = self._told()
+        if self.header.stored == "round":
+            return told
+        redrawn = told.nonzero().squeeze(1)
+        index = draws.kept_indices(self.mask() if mask is None else mask)[redrawn]
+        latest = self.header.stored == "latest"
+        found = draws.draws(index, told[redrawn], self._key, self.header.history, latest=latest)
+        if not found.all():
+            raise TicketError(
+                f"layer {self.header.name!r} holds a draw of a round in which the weight's coin stayed up"
+            )
+        told[redrawn] = found
+        return told
+
+    def values(self, mask: Tensor | None = None) -> Tensor:
+        """The kept weights in the order of their indices, float32."""
+        if self.header.stored == "level":
+            return self._lookup(self._level_weights())
+        mask = self.mask() if mask is None else mask
+        draw = cast(Tensor, self.draws(mask))
+        return draws.drawn(self.header.settings, self._distribution(), draws.kept_indices(mask), draw)
+
+    def weight(self, digest: "hashlib._Hash | None" = None) -> Tensor:
+        """θ ⊙ m in the type of the model; what it is made of goes to the digest."""
+        mask = self.mask()
+        values = self.values(mask)
+        if digest is not None:
+            mask_symbols, value_symbols = self.stream.symbols[2 * self.number : 2 * self.number + 2]
+            weights = torch.from_numpy(self._level_weights()) if self.header.stored == "level" else values
+            draws.update(digest, mask_symbols, value_symbols, weights)
+        dense = torch.zeros(self.header.size)
+        dense[draws.kept_indices(mask)] = values
+        return dense.view(self.header.shape).to(format.DTYPES[self.header.dtype])
+
+    @property
+    def _key(self) -> philox.Key:
+        return philox.key(self.header.settings.seed, self.header.settings.name)
+
+    def _distribution(self) -> distributions.Distribution:
+        header = self.header
+        try:
+            distribution = distributions.get_distribution(header.settings.weight_distribution)
+        except ValueError as error:
+            raise TicketError(f"layer {header.name!r}: {error}; register_distribution an own one first") from None
+        if distribution.unit32(header.settings.fan_in) != header.unit:
+            raise TicketError(
+                f"layer {header.name!r} was drawn from a {distribution.name!r} of unit {header.unit}; the one "
+                f"registered here has {distribution.unit32(header.settings.fan_in)}"
+            )
+        return distribution
+
+    def _level_weights(self) -> NDArray[np.float32]:
+        """The weight of each level that occurs."""
+        return np.array([level for level, _ in self.header.counts], dtype=np.float32) * np.float32(self.header.unit)
+
+    def _told(self) -> Tensor:
+        return self._lookup(np.array([value for value, _ in self.header.counts], dtype=np.int64))
+
+    def _lookup(self, values: NDArray[Any]) -> Tensor:
+        """What ``values`` gives for the symbol of every kept weight."""
+        if not self.header.kept:
+            return torch.from_numpy(values)
+        sequence = self._sequence("kept weights", self.header.value_model, 1)
+        return torch.from_numpy(np.where(sequence, values[1], values[0]) if len(values) == 2 else values[sequence])
+
+    def _sequence(self, what: str, model: codec.Model, which: int) -> codec.Symbols:
+        try:
+            return model.join(self.stream.symbols[2 * self.number + which])
+        except ValueError as error:
+            raise TicketError(f"the {what} of layer {self.header.name!r} cannot be read: {error}") from None
+
+
+def read_ticket(path: str | os.PathLike[str]) -> Ticket:
+    """Open a ticket: checksum, structure and limits are checked, masks and weights are not decoded yet."""
+    try:
+        if Path(path).is_dir():
+            raise TicketError("this is a folder; that of a run holds its ticket as model.ticket")
+        return parse(Path(path).read_bytes())
+    except TicketError as error:
+        raise TicketError(f"ticket {str(path)!r}: {error}") from None
+
+
+def parse(data: bytes) -> Ticket:
+    """The ticket with these bytes."""
+    loaded, body = format.unpack(data)
+    header = from_json(loaded)
+    _check_limits(header, len(data))
+    described = [(tensor.saved_as, tensor.shape) for tensor in header.tensors.values()]
+    tensors, coded = format.unpack_tensors(body, described, header.planes)
+    stream = Stream(coded, header.layers)
+    layers = {layer.name: TicketLayer(layer, stream, number) for number, layer in enumerate(header.layers)}
+    return Ticket(header, layers, dict(zip(header.tensors, tensors)), len(data), stream)
+
+
+def _check_limits(header: Header, size: int) -> None:
+    """Refuse a file whose tensors would take more memory or time than its size justifies."""
+    elements = sum(math.prod(shape) for _, shape in header.shapes().values())
+    allowed = _FREE_ELEMENTS + _ELEMENTS_PER_BYTE * size
+    if elements > allowed:
+        raise TicketError(f"it describes {elements} elements in {size} bytes; the limit is {allowed}")
+    coins = sum(layer.coins for layer in header.layers)
+    if coins > draws.allowed_coins(size):
+        limit = draws.allowed_coins(size)
+        raise TicketError(f"its draws need up to {coins} coins to be tossed; the limit for its size is {limit}")
