@@ -74,6 +74,11 @@ def test_bare_parameters_by_name(include, masked):
     assert list(folded.state_dict()) == list(Bare().state_dict())
 
 
+def test_patterns_may_come_from_a_generator():
+    masked = iterand.masked_layers(iterand.prune_(Bare(), 0.5, include=(name for name in ("token", "scale"))))
+    assert sorted(masked) == ["scale", "token"]
+
+
 def test_an_override_adds_a_bare_parameter():
     model = iterand.prune_(Bare(), 0.5, overrides={"token": 0.25})
     masked = iterand.masked_layers(model)
@@ -161,7 +166,18 @@ def test_what_is_excluded_is_left_alone():
         ({"sparsity": 1.0, "ranking": "global"}, "leaves 0 of 300 weights"),
         ({"sparsity": {"0": 0.5}}, r"says nothing of '1\.weight'"),
         ({"sparsity": {"*": 0.5, "7": 0.5}}, "sparsity pattern '7' matches nothing"),
-        ({"sparsity": {"*": 2}}, r"overrides\['\*'\] is 2|sparsity\['\*'\] is 2"),
+        ({"sparsity": {"*": 2}}, r"sparsity\['\*'\] is 2"),
+        ({"sparsity": {5: 0.5}}, r"sparsity is \{5: 0\.5\}; it must be a mapping from glob patterns"),
+        (
+            {"sparsity": {"*": 0.5}, "ranking": "global"},
+            "ranking is 'global', but a sparsity mapping gives every layer",
+        ),
+        (
+            {"sparsity": {"*": 0.5}, "allocation": "erk"},
+            "allocation is 'erk', but a sparsity mapping gives every layer",
+        ),
+        ({"sparsity": {"*": 0.5}, "floor": 0.2}, r"floor is 0\.2, but a sparsity mapping .*; leave floor out, or"),
+        ({"sparsity": {"*": 0.5}, "ranking": "global", "floor": 0.2}, "but a sparsity mapping"),
         ({"weights": "kaiming"}, "unknown distribution 'kaiming'"),
         ({"scores": "kaimin_normal"}, "did you mean 'kaiming_normal'"),
         ({"seed": -1}, "seed is -1"),
@@ -186,6 +202,11 @@ def test_what_is_excluded_is_left_alone():
         ({"overrides": {"nothing": 0.5}}, "overrides pattern 'nothing' matches nothing"),
         ({"overrides": {"0": 1.0}}, r"leaves none of the 100 weights of '0\.weight'"),
         ({"overrides": {"0": "sparse"}}, r"overrides\['0'\] is 'sparse'"),
+        ({"overrides": [("0", 0.1)]}, r"overrides is \[\('0', 0\.1\)\]; it must be a mapping from glob patterns"),
+        ({"overrides": {5: 0.1}}, r"overrides is \{5: 0\.1\}; it must be a mapping from glob patterns"),
+        ({"overrides": {"0": 0.9}, "exclude": "0"}, "overrides pattern '0' names only what exclude= leaves alone"),
+        ({"overrides": {"0": "dense", "1": 0.9}, "exclude": ["2", "[01].weight"]}, "overrides pattern '0' names only"),
+        ({"sparsity": 5, "ranking": "global", "overrides": {"*": 0.9}}, "sparsity is 5"),
         ({"include": "0.bias"}, "matches nothing that can be masked"),
         ({"exclude": "*"}, "nothing to mask"),
     ],

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from iterand.parametrization import GlobalRanking, LayerRanking, Mask, Ranking, 
 from iterand.targets import Owner
 
 Model = TypeVar("Model", bound=nn.Module)
+_Value = TypeVar("_Value")
 Patterns = Sequence[str] | str
 RANKINGS = ("layer", "global")
 NORMS = ("fixed", "shifted", "keep")
@@ -48,7 +49,9 @@ def prune_(
 
     Args:
         model: Any module.
-        sparsity: p, the share of weights pruned; or a mapping from patterns to it that covers every layer.
+        sparsity: p, the share of weights pruned; or a mapping from patterns to it that covers every layer. A mapping
+            ranks each layer by itself, so it goes with neither ``ranking="global"``, ``floor`` nor ``allocation``; to
+            take single layers out of a global ranking, give one sparsity and ``overrides``.
         weights: D_param, the distribution of the weights.
         scores: D_score, the distribution of the initial scores.
         seed: With a tensor's qualified name and an index, all that a weight depends on; parts of a model that are
@@ -59,7 +62,7 @@ def prune_(
         floor: With global ranking, the share of its weights that every layer keeps in any case.
         include: Glob patterns over qualified names of parameters or their modules: mask only these. Bare parameters
             are masked only if a pattern, here or in ``overrides``, names them.
-        exclude: Glob patterns: leave these alone altogether.
+        exclude: Glob patterns: leave these alone altogether. An override must not name what is left alone.
         overrides: Glob pattern → an own sparsity, or ``"dense"``: random weights that are all kept. The last match
             counts; such a layer is ranked by itself.
         biases: ``"zero"``: those of masked layers are set to zero and frozen; ``"keep"``: left as they are.
@@ -81,6 +84,11 @@ def prune_(
     if isinstance(unwrap(model), (torch.jit.ScriptModule, torch.fx.GraphModule)):
         raise ValueError("model was traced or scripted, so it is made from another module; prune_ that one")
     seed = philox.check_seed(seed)
+    if isinstance(sparsity, Mapping):
+        planning.refuse_beside_mapping(ranking, allocation, floor)
+        sparsity = _as_mapping("sparsity", sparsity)
+    else:
+        sparsity = selection.check_sparsity(sparsity)
     if allocation != "uniform" and ranking == "global":
         raise ValueError(f"allocation is {allocation!r}, which needs ranking='layer'; set that, or leave it out")
     floor = share("floor", floor, "the share of its weights that a layer keeps")
@@ -94,20 +102,20 @@ def prune_(
     for name in masked_layers(root):
         raise ValueError(f"{name!r} is masked already; fold_ the model first")
 
-    overrides = overrides or {}
+    overrides = {} if overrides is None else _as_mapping("overrides", overrides)
     left_out = _as_list("exclude", exclude)
     usual = ("weight", "shift") if norms == "shifted" else ("weight",)
     if norms == "shifted" and not any(owner.kind == "shift" for owner in targets.owners(root)):
         raise ValueError(f"norms is 'shifted', but {type(root).__name__} has no norm that adds anything; leave it out")
     only = None if include is None else _as_list("include", include)
     chosen = targets.choose(root, only, left_out, list(overrides), usual)
-    alone = planning.own_sparsities(chosen, overrides)
+    alone = planning.own_sparsities(chosen, overrides, "overrides")
     free = [name for name in chosen if name not in alone]
     if isinstance(sparsity, Mapping):
         alone |= planning.mapped_sparsities({name: chosen[name] for name in free}, sparsity)
     elif ranking == "layer":
         shapes = {name: chosen[name][0].parameter.shape for name in free}
-        alone |= sparsities.allocate(shapes, selection.check_sparsity(sparsity), allocation)
+        alone |= sparsities.allocate(shapes, sparsity, allocation)
     by_layer, together = LayerRanking(), GlobalRanking()
     plan: list[tuple[list[Owner], Settings, Ranking]] = []
     for name, group in chosen.items():
@@ -117,7 +125,7 @@ def prune_(
             weight_distribution=weights,
             score_distribution=scores,
             fan_in=_fan_in(group[0]),
-            sparsity=alone[name] if name in alone else selection.check_sparsity(cast(float, sparsity)),
+            sparsity=alone[name] if name in alone else cast(float, sparsity),
             ranking="layer" if name in alone else "global",
             rank_by=rank_by,
             floor=0.0 if name in alone else floor,
@@ -285,6 +293,13 @@ def unwrap(model: nn.Module) -> nn.Module:
 def _as_list(what: str, patterns: Patterns) -> list[str]:
     if isinstance(patterns, str):
         return [patterns]
-    if not isinstance(patterns, Iterable) or not all(isinstance(pattern, str) for pattern in patterns):
+    listed: list[Any] = list(patterns) if isinstance(patterns, Iterable) else [patterns]
+    if not all(isinstance(pattern, str) for pattern in listed):
         raise ValueError(f"{what} is {patterns!r}; it must be a glob pattern over names, or a list of them")
-    return list(patterns)
+    return listed
+
+
+def _as_mapping(what: str, given: Mapping[str, _Value]) -> dict[str, _Value]:
+    if not isinstance(given, Mapping) or not all(isinstance(pattern, str) for pattern in given):
+        raise ValueError(f"{what} is {given!r}; it must be a mapping from glob patterns over names to a sparsity")
+    return dict(given)

@@ -8,16 +8,34 @@ from iterand.parametrization import GlobalRanking, Ranking, Settings, floor_coun
 from iterand.targets import Owner
 
 
-def own_sparsities(chosen: Mapping[str, list[Owner]], overrides: Mapping[str, float | str]) -> dict[str, float]:
-    """The sparsity of each layer that an override names."""
+def refuse_beside_mapping(ranking: str, allocation: str, floor: float) -> None:
+    """Refuse what cannot be asked for together with a sparsity for each layer."""
+    asked: list[tuple[str, object, object]] = [
+        ("ranking", ranking, "layer"),
+        ("allocation", allocation, "uniform"),
+        ("floor", floor, 0.0),
+    ]
+    for name, value, usual in asked:
+        if value != usual:
+            raise ValueError(
+                f"{name} is {value!r}, but a sparsity mapping gives every layer a sparsity and a ranking of its own; "
+                f"leave {name} out, or give one sparsity, and overrides= for single layers"
+            )
+
+
+def own_sparsities(
+    chosen: Mapping[str, list[Owner]], given: Mapping[str, float | str], argument: str
+) -> dict[str, float]:
+    """The sparsity of each layer that a pattern of this argument names."""
     own: dict[str, float] = {}
     for name, group in chosen.items():
         asked: dict[str, float] = {}
         for owner in group:
-            for pattern, value in overrides.items():
+            for pattern, value in given.items():
                 if owner.matches(pattern):
-                    what = f"overrides[{pattern!r}]"
-                    asked[owner.name] = 0.0 if value == "dense" else selection.check_sparsity(cast(float, value), what)
+                    dense = isinstance(value, str) and value == "dense"
+                    what = f"{argument}[{pattern!r}]"
+                    asked[owner.name] = 0.0 if dense else selection.check_sparsity(cast(float, value), what)
         if len(set(asked.values())) > 1:
             (a, p), (b, q), *_ = asked.items()
             raise ValueError(f"{a!r} and {b!r} are one tied tensor, but ask for sparsity {p} and {q}; give one")
@@ -28,7 +46,7 @@ def own_sparsities(chosen: Mapping[str, list[Owner]], overrides: Mapping[str, fl
 
 def mapped_sparsities(chosen: Mapping[str, list[Owner]], sparsity: Mapping[str, float]) -> dict[str, float]:
     """The sparsity of every layer from an explicit map."""
-    own = own_sparsities(chosen, sparsity)
+    own = own_sparsities(chosen, sparsity, "sparsity")
     for name in chosen:
         if name not in own:
             raise ValueError(f"the sparsity map says nothing of {name!r}; add it, or '*' for the rest, or exclude it")

@@ -95,10 +95,12 @@ def choose(
     everything = owners(model)
     maskable = [owner for owner in everything if owner.kind in (*usual, "bare")]
     wanted = list(named) + list(include or ())
-    for pattern in wanted:
-        matching(pattern, maskable, "include" if pattern not in named else "overrides")
     for pattern in exclude:
         matching(pattern, everything, "exclude")
+    for pattern in wanted:
+        found = matching(pattern, maskable, "include" if pattern not in named else "overrides")
+        if pattern in named and all(any(map(owner.matches, exclude)) for owner in found):
+            raise ValueError(f"overrides pattern {pattern!r} names only what exclude= leaves alone; drop either")
     _refuse_computed(model, include, exclude, usual)
 
     groups: dict[int, list[Owner]] = {}
