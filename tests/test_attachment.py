@@ -3,10 +3,12 @@
 import copy
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import iterand
 import reference
@@ -98,3 +100,110 @@ def test_whatever_happens_folding_gives_back_a_model_that_computes_the_same(widt
     iterand.fold_(model)
     assert torch.equal(model(inputs), expected)
     assert anatomy(model) == before
+
+
+# --- A root with parametrizations of its own ------------------------------------------------------------------------
+
+ROWS = torch.randn(3, 8, generator=torch.Generator().manual_seed(4))
+
+
+class Doubled(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        return 2 * value
+
+    def right_inverse(self, value: Tensor) -> Tensor:
+        return value / 2
+
+
+class Scaled(nn.Module):
+    """A root with a layer and a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.arange(8.0))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.linear(rows) * self.scale
+
+
+ROOTS = {
+    "linear": (lambda: nn.Linear(8, 8), "bias"),
+    "own parameter": (Scaled, "scale"),
+    "rnn": (lambda: nn.RNN(8, 8, num_layers=2), "bias_hh_l1"),
+}
+
+
+@pytest.mark.parametrize("root", list(ROOTS))
+@pytest.mark.parametrize("early", [True, False], ids=["before", "after"])
+def test_folding_keeps_what_else_is_computed_in_the_root(root, early):
+    build, attribute = ROOTS[root]
+    model = build()
+
+    def run(model: nn.Module) -> Tensor:
+        output = model(ROWS)
+        return output if isinstance(output, Tensor) else output[0]
+
+    if early:
+        parametrize.register_parametrization(model, attribute, Doubled())
+    iterand.prune_(model, 0.5, biases="keep", ranking="global")
+    if not early:
+        parametrize.register_parametrization(model, attribute, Doubled())
+    expected = run(model)
+    folded = iterand.fold_(copy.deepcopy(model))
+    assert torch.equal(run(folded), expected)
+    assert torch.equal(run(model), expected)  # what a copy shares with it is still there
+    assert parametrize.is_parametrized(folded, attribute)
+    assert torch.equal(getattr(folded, attribute), getattr(model, attribute))
+    run(folded).sum().backward()
+    assert getattr(folded.parametrizations, attribute).original.grad is not None
+    iterand.fold_(model)
+    parametrize.remove_parametrizations(model, attribute)
+    assert type(model) is type(build())
+    assert {name: value.shape for name, value in model.named_parameters()} == {
+        name: value.shape for name, value in build().named_parameters()
+    }
+    assert torch.equal(run(model), expected)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before", "after"])
+def test_a_parametrization_of_the_root_can_be_removed_while_it_is_masked(early):
+    model = nn.Linear(8, 8)
+    if early:
+        parametrize.register_parametrization(model, "bias", Doubled())
+    iterand.prune_(model, 0.5, biases="keep")
+    if not early:
+        parametrize.register_parametrization(model, "bias", Doubled())
+    expected = model(ROWS)
+    parametrize.remove_parametrizations(model, "bias")
+    assert torch.equal(model(ROWS), expected)
+    iterand.fold_(model)
+    assert type(model) is nn.Linear
+    assert [name for name, _ in model.named_parameters()] == ["weight", "bias"]
+    assert torch.equal(model(ROWS), expected)
+
+
+def test_a_class_made_on_top_of_a_masked_module_stays():
+    """As torch's fully_shard does it."""
+
+    class Marked:
+        pass
+
+    model = iterand.prune_(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), 0.5, ranking="global")
+    for module in (model, model[0]):
+        module.__class__ = type(f"Marked{type(module).__name__}", (Marked, type(module)), {})
+    expected = model(ROWS)
+    iterand.fold_(model)
+    assert torch.equal(model(ROWS), expected)
+    assert [type(module).__mro__[1:3] for module in (model, model[0])] == [(Marked, nn.Sequential), (Marked, nn.Linear)]
+
+
+def test_a_model_folded_part_by_part_can_be_pruned_again():
+    model = iterand.prune_(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), 0.5, ranking="global")
+    for part in model:
+        iterand.fold_(part)
+    iterand.prune_(model, 0.75, ranking="global")
+    expected = model(ROWS)
+    iterand.fold_(model)
+    assert type(model) is nn.Sequential
+    assert torch.equal(model(ROWS), expected)

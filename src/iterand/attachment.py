@@ -13,6 +13,7 @@ from iterand.parametrization import Mask, Ranking
 from iterand.targets import Owner
 
 _RANKINGS = "_iterand_rankings"  # noted on a pruned model
+_CUTS = "_iterand_cuts"  # noted on the class that finds them
 _ORDER = "_iterand_order"  # noted on a module: the order of its parameters, which folding restores
 
 
@@ -67,8 +68,10 @@ def _read_live(module: nn.Module) -> None:
 
 def cut_once_a_pass(root: nn.Module, rankings: list[Ranking]) -> None:
     """Make a pass through the model find its cuts once."""
-    # A class of its own, as parametrize does it: hooks would not be called after Ctrl-C in the middle of a pass.
-    base = type(root)
+    # A class of its own, as parametrize does it: hooks would not be called after Ctrl-C in the middle of a pass. Where
+    # the root itself is parametrized, it lies below that class, which torch adds properties to and removes them from.
+    dynamic = _class_of_parametrizations(root)
+    base: type[nn.Module] = type(root) if dynamic is None else dynamic.__bases__[0]
 
     @functools.wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -80,36 +83,60 @@ def cut_once_a_pass(root: nn.Module, rankings: list[Ranking]) -> None:
             for ranking, before in zip(own, around):
                 ranking.end(before)
 
+    cutting = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__, _CUTS: True})
     setattr(root, _RANKINGS, rankings)
-    root.__class__ = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})
+    root.__class__ = _exchanged(type(root), base, cutting)
 
 
 def cut_at_each_reading(root: nn.Module) -> None:
     """Undo ``cut_once_a_pass``, where it was done."""
     if _RANKINGS in root.__dict__:
         delattr(root, _RANKINGS)
-        root.__class__ = type(root).__bases__[0]
+        cutting = next(kind for kind in type(root).__mro__ if _CUTS in vars(kind))
+        root.__class__ = _exchanged(type(root), cutting, cutting.__bases__[0])
 
 
 def detach(module: nn.Module, attribute: str, parameter: nn.Parameter) -> None:
     """Put an ordinary parameter in the place of a masked tensor."""
     # torch's own removal edits the class, which a deep copy of the module shares; here the module gets another one.
+    dynamic = cast(type, _class_of_parametrizations(module))
     left = cast(nn.ModuleDict, module.parametrizations)
     del left[attribute]
-    dynamic = type(module)
     if len(left) == 0:
         del module.parametrizations
-        module.__class__ = dynamic.__bases__[0]
+        plain = dynamic.__bases__[0]
     else:
-        rest = {
-            name: value for name, value in vars(dynamic).items() if name not in (attribute, "__dict__", "__weakref__")
-        }
-        module.__class__ = type(dynamic.__name__, dynamic.__bases__, rest)
+        plain = type(dynamic.__name__, dynamic.__bases__, _own(dynamic, attribute))
+    module.__class__ = _exchanged(type(module), dynamic, plain)
     module.register_parameter(attribute, parameter)
-    for name in getattr(module, _ORDER):
+    order = getattr(module, _ORDER)
+    later = [name for name in module._parameters if name not in order]
+    for name in (*order, *later):
         if name in module._parameters:
             module._parameters[name] = module._parameters.pop(name)
     if len(left) == 0:
         delattr(module, _ORDER)
     if isinstance(module, nn.RNNBase):
         module._init_flat_weights()
+
+
+def _class_of_parametrizations(module: nn.Module) -> type | None:
+    """The class that parametrize made for a module: the one with its properties, wherever it lies among others."""
+    names = tuple(getattr(module, "parametrizations", ()))
+    for kind in type(module).__mro__:
+        if any(isinstance(vars(kind).get(name), property) for name in names):
+            return kind
+    return None
+
+
+def _exchanged(kind: type, old: type, new: type) -> type:
+    """A class with another one in the place of one it is made from; what lies above is made anew."""
+    if kind is old:
+        return new
+    bases = tuple(_exchanged(base, old, new) if old in base.__mro__ else base for base in kind.__bases__)
+    return type(kind.__name__, bases, _own(kind))
+
+
+def _own(kind: type, *without: str) -> dict[str, Any]:
+    """What a class itself defines, to make another from."""
+    return {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__", *without)}

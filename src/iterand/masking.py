@@ -137,6 +137,8 @@ def prune_(
     drawn = [mask.weight() for mask in masks]
 
     # Nothing was changed so far; from here on nothing is refused.
+    for module in root.modules():
+        attachment.cut_at_each_reading(module)  # whose parts were folded one by one
     masked = {id(owner.module) for group in chosen.values() for owner in group}
     places = [place for place in targets.owners(root) if not any(map(place.matches, left_out))]
     for (group, _, _), mask, weight in zip(plan, masks, drawn):
