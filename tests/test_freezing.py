@@ -4,7 +4,8 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import iterand
 
@@ -133,3 +134,88 @@ def test_norms_outside_the_chosen_layers_are_fixed_unless_excluded():
     assert model[1].affine
     assert not model[3].weight.requires_grad
     assert model[4].bias.requires_grad  # not a masked layer: its bias is left alone
+
+
+# --- Norms that are made anew while the model is pruned -------------------------------------------------------------
+
+
+def to_sync(model: nn.Module) -> nn.Module:
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+
+
+def to_ordinary(model: nn.Module) -> nn.Module:
+    """By hand, as it is done where torch has no conversion: from the arguments, then the state."""
+    for name, norm in list(model.named_children()):
+        if isinstance(norm, nn.modules.batchnorm._BatchNorm):
+            given = norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats
+            new = nn.BatchNorm2d(*given).train(norm.training)
+            new.load_state_dict(norm.state_dict())
+            setattr(model, name, new)
+    return model
+
+
+CONVERSIONS = {
+    "sync": (to_sync,),
+    "ordinary": (to_ordinary,),
+    "and back": (to_sync, to_ordinary),
+    "copied": (copy.deepcopy, to_sync, copy.deepcopy),
+    "double": (to_sync, nn.Module.double, nn.Module.float),
+}
+
+
+@pytest.mark.parametrize("conversions", CONVERSIONS.values(), ids=CONVERSIONS)
+def test_a_norm_made_anew_gets_its_affine_part_back(conversions, tmp_path):
+    model = network()
+    model[1].bias.requires_grad_(False)
+    iterand.prune_(model, 0.5).train()(INPUTS)
+    expected = model.eval()(INPUTS)
+    for convert in conversions:
+        model = convert(model)
+    assert torch.equal(model(INPUTS), expected)
+    assert model[1].weight is None
+    iterand.save_ticket(model, tmp_path / "it.ticket")
+    for plain in (network(), to_sync(network())):
+        assert torch.equal(iterand.load_ticket(tmp_path / "it.ticket", plain).eval()(INPUTS), expected)
+    iterand.fold_(model)
+    assert torch.equal(model(INPUTS), expected)
+    assert [(name, parameter.shape) for name, parameter in model.named_parameters()] == [
+        (name, parameter.shape) for name, parameter in network().named_parameters()
+    ]
+    assert model[1].affine is True
+    assert (model[1].weight.requires_grad, model[1].bias.requires_grad) == (True, False)
+    assert repr(to_ordinary(model)) == repr(network())
+
+
+def test_a_norm_of_which_a_part_is_left_alone_made_anew_is_freed():
+    model = to_sync(iterand.prune_(network(), 0.5, exclude="1.bias"))
+    assert not model[1].weight.requires_grad
+    iterand.fold_(model)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_norm_without_statistics_made_anew_is_freed():
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8, track_running_stats=False))
+    iterand.fold_(to_sync(iterand.prune_(model, 0.5)))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert model[1].affine is True
+
+
+def test_a_frozen_norm_is_printed_as_one_without_affine_part():
+    model = iterand.prune_(nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8)), 0.5)
+    assert str(model[1]) == str(nn.BatchNorm2d(8, affine=False))
+
+
+class Shifted(nn.Module):
+    def forward(self, bias: Tensor) -> Tensor:
+        return bias + 1
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_bias_that_is_computed_since_it_was_frozen_is_freed(trained):
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].bias.requires_grad_(trained)
+    iterand.prune_(model, 0.5)
+    parametrize.register_parametrization(model[0], "bias", Shifted())
+    iterand.fold_(model)
+    assert model[0].bias.tolist() == [1.0] * 4
+    assert model[0].parametrizations.bias.original.requires_grad == trained
