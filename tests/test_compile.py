@@ -64,6 +64,20 @@ def test_nothing_is_baked_in(options):
         torch.testing.assert_close(compiled(INPUTS), plain_output(other))
 
 
+def test_channels_last():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ConvTranspose2d(8, 3, 3)).to(memory_format=torch.channels_last)
+    iterand.prune_(model, 0.6)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    for _ in range(2):
+        output, expected = compiled(images), model(images)
+        torch.testing.assert_close(output, expected)
+        assert output.stride() == expected.stride()
+        gradients = torch.autograd.grad(output.square().sum(), iterand.scores(model))
+        torch.testing.assert_close(gradients, torch.autograd.grad(expected.square().sum(), iterand.scores(model)))
+        shake(model)
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=inductor)])
 def test_training_is_the_same(backend):
     model = network(ranking="global")

@@ -74,12 +74,14 @@ def test_folding_frees_them_where_they_are():
 
 def test_what_the_user_froze_stays_frozen():
     model = network()
-    model[0].bias.requires_grad_(False)
-    model[2].weight.requires_grad_(False)
-    model[1].bias.requires_grad_(False)
-    iterand.fold_(iterand.prune_(model, 0.5))
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    assert frozen == {"0.bias", "2.weight", "1.bias"}
+    for name in ("0.bias", "1.bias", "2.weight", "4.weight"):
+        model.get_parameter(name).requires_grad_(False)
+    iterand.prune_(model, 0.5)
+    assert all(score.requires_grad for score in iterand.scores(model))
+    for pruned in (copy.deepcopy(model), model):
+        iterand.fold_(pruned)
+        frozen = {name for name, parameter in pruned.named_parameters() if not parameter.requires_grad}
+        assert frozen == {"0.bias", "1.bias", "2.weight", "4.weight"}
 
 
 def test_shared_biases_and_norm_weights_are_freed_too():

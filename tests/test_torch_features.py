@@ -3,6 +3,7 @@
 import copy
 import inspect
 import io
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -111,6 +112,76 @@ def test_channels_last(cnn):
         torch.testing.assert_close(model(cnn.images), twin(images))
         for pruned in (model, twin):
             iterand.randomize_(pruned, 0.5)
+
+
+def ambiguous(convolution: nn.Module) -> nn.Module:
+    """A kernel of one pixel lies in both formats; the strides still say which is meant."""
+    with torch.no_grad():
+        weight = torch.empty_like(convolution.weight, memory_format=torch.channels_last).copy_(convolution.weight)
+    convolution.weight = nn.Parameter(weight)
+    return convolution
+
+
+def transposed(layer: nn.Module) -> nn.Module:
+    layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
+    return layer
+
+
+LAST, LAST_3D = torch.channels_last, torch.channels_last_3d
+IMAGES, VOLUMES = (
+    torch.randn(2, 4, *shape, generator=torch.Generator().manual_seed(6)) for shape in ((9, 9), (5,) * 3)
+)
+LAYOUTS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
+    "conv2d": (lambda: nn.Conv2d(4, 16, 3).to(memory_format=LAST), IMAGES),
+    "grouped conv2d": (lambda: nn.Conv2d(4, 16, 3, groups=2).to(memory_format=LAST), IMAGES),
+    "one pixel": (lambda: ambiguous(nn.Conv2d(4, 16, 1)), IMAGES),
+    "transposed conv2d": (lambda: nn.ConvTranspose2d(4, 16, 3).to(memory_format=LAST), IMAGES),
+    "transposed conv3d": (lambda: nn.ConvTranspose3d(4, 16, 2).to(memory_format=LAST_3D), VOLUMES),
+    "conv3d": (lambda: nn.Conv3d(4, 16, 2).to(memory_format=LAST_3D), VOLUMES),
+    "linear": (lambda: transposed(nn.Linear(8, 16)), INPUTS),
+    "embedding": (lambda: transposed(nn.Embedding(9, 4, max_norm=0.5)), torch.tensor([1, 5, 3])),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_keep_their_memory_format(name, dtype, tmp_path):
+    build, inputs = LAYOUTS[name]
+    inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+    strides = build().weight.stride()
+    assert strides != torch.empty(build().weight.shape).stride()
+    model = iterand.prune_(nn.Sequential(build()).to(dtype), 0.6)
+    iterand.randomize_(model, 0.5)
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    plain = iterand.load_ticket(tmp_path / "a.ticket", nn.Sequential(build()).to(dtype))
+    folded = iterand.fold_(copy.deepcopy(model))
+    assert model[0].weight.stride() == plain[0].weight.stride() == folded[0].weight.stride() == strides
+    expected = model(inputs)  # in the format of the images, which the weights overrule in some layers
+    assert torch.equal(plain(inputs), expected)
+    assert torch.equal(folded(inputs), expected)
+    assert expected.stride() == plain(inputs).stride()
+    expected.square().sum().backward()
+    plain(inputs).square().sum().backward()
+    (layer,) = iterand.masked_layers(model).values()
+    torch.testing.assert_close(layer.score.grad, (layer.weight * plain[0].weight.grad).float())
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_over_scores_of_channels_last_weights():
+    model = iterand.prune_(nn.Sequential(nn.Conv2d(4, 8, 3), nn.ConvTranspose2d(8, 4, 3)).to(memory_format=LAST), 0.6)
+    scores = {name: value.detach() for name, value in model.named_parameters() if value.requires_grad}
+    batch = {name: torch.stack([value, -value]) for name, value in scores.items()}
+
+    def output(parameters: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, parameters, (IMAGES,))
+
+    both = torch.func.vmap(output)(batch)
+    for n, one in enumerate(both):
+        torch.testing.assert_close(one, output({name: value[n] for name, value in batch.items()}))
+    gradients = torch.func.vmap(torch.func.grad(lambda parameters: output(parameters).square().sum()))(batch)
+    expected = score_gradients(model, IMAGES)
+    for gradient, one in zip(gradients.values(), expected):
+        torch.testing.assert_close(gradient[0], one)
 
 
 def test_autocast():

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from iterand import attachment, distributions, freezing, philox, planning, selection, targets
 from iterand import sparsity as sparsities
 from iterand.checks import share
-from iterand.parametrization import GlobalRanking, LayerRanking, Mask, Ranking, Settings, calculate_masks
+from iterand.parametrization import GlobalRanking, LayerRanking, Mask, Ranking, Settings, calculate_masks, match_layout
 from iterand.targets import Owner
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -240,12 +240,16 @@ def set_kept_(masks: Sequence[Mask], sparsity: float) -> None:
 
 @torch.no_grad()
 def fold_(model: Model) -> Model:
-    """Replace every masked tensor by its masked weights, in place: an ordinary module again, free to be trained."""
+    """Replace every masked tensor by its masked weights, in place: an ordinary module again.
+
+    What took gradients before ``prune_`` takes them again, and tensors keep their memory format.
+    """
     root = unwrap(model)
     layers = list(require_masked_layers(root).values())
     refuse_computed_further(layers)
     masks = calculate_masks([layer.parametrization for layer in layers])
-    _replace(root, layers, [torch.where(mask, layer.weight, 0.0) for layer, mask in zip(layers, masks)])
+    folded = [match_layout(torch.where(mask, layer.weight, 0.0), layer.weight) for layer, mask in zip(layers, masks)]
+    _replace(root, layers, folded)
     freezing.thaw_(root)
     return model
 
@@ -276,7 +280,7 @@ def _replace(root: nn.Module, layers: Iterable[MaskedLayer], values: Iterable[Te
     for module in root.modules():
         attachment.cut_at_each_reading(module)
     for layer, value in zip(layers, values):
-        parameter = nn.Parameter(value)
+        parameter = nn.Parameter(value, requires_grad=layer.parametrization.trained)
         for module, attribute in layer.owners:
             attachment.detach(module, attribute, parameter)
 

@@ -45,7 +45,8 @@ class _MaskedWeight(torch.autograd.Function):
         # Not a product: that would leave −0 for pruned negative weights. A threshold that is NaN spreads instead of
         # leaving a silent network of zeros.
         zero = torch.where(threshold.isnan(), threshold, 0.0).to(weight.dtype)
-        return torch.where(selection.keeps(ranked, Cut(threshold, last)), weight, zero)
+        # The layout is that of the mask if the two differ.
+        return torch.where(match_layout(selection.keeps(ranked, Cut(threshold, last)), weight), weight, zero)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -178,6 +179,8 @@ class Mask(nn.Module):
         super().__init__()
         self.settings = settings
         self.ranking = ranking
+        self.trained = weight.requires_grad
+        """Whether the tensor took gradients before it was masked, and will again."""
         self.history: list[tuple[int, int]] = []
         """Randomization so far, run-length coded: (coin threshold of a round, how many rounds in a row had it)."""
         scores = distributions.sample(
@@ -194,10 +197,10 @@ class Mask(nn.Module):
         self.register_buffer("kept", torch.tensor(kept, device=weight.device))
 
     def forward(self, weight: Tensor) -> Tensor:
-        """θ ⊙ m for the weights θ."""
+        """θ ⊙ m for the weights θ, in their memory format."""
         threshold, last = self.ranking.cut(self)
         masked: Tensor = _MaskedWeight.apply(weight, self.ranked(), threshold, last)  # type: ignore[no-untyped-call]
-        return masked
+        return match_layout(masked, weight)
 
     def ranked(self) -> Tensor:
         """What is ranked of the scores."""
@@ -301,6 +304,17 @@ def calculate_masks(masks: Sequence[Mask]) -> list[Tensor]:
                 group = [other for other in masks if other.ranking is mask.ranking]
                 cuts |= zip(group, mask.ranking.cuts(group))
         return [selection.mask_of(mask.ranked(), cuts[mask]) for mask in masks]
+
+
+def match_layout(value: Tensor, weight: Tensor) -> Tensor:
+    """The value with the strides of the weights, such as channels_last: torch picks its algorithms by them."""
+    strides = weight.stride()
+    if value.stride() == strides:
+        return value
+    order = sorted(range(weight.dim()), key=lambda axis: -strides[axis])  # as the axes lie in memory
+    back = [order.index(axis) for axis in range(weight.dim())]
+    flat = value.permute(order).reshape(-1)  # a copy only if the value lies in another order
+    return flat.view([weight.shape[axis] for axis in order]).permute(back)
 
 
 def floor_count(count: int, floor: float) -> int:
