@@ -40,6 +40,18 @@ def test_the_sparsity_rises_to_its_final_value(name, start, expected):
     assert walk(iterand.SparsitySchedule(pruned(), name, steps=4, start=start), 6) == expected
 
 
+@pytest.mark.parametrize("name", ["linear", "cubic"])
+@pytest.mark.parametrize("ranking", ["layer", "global"])
+def test_a_schedule_that_starts_at_the_final_sparsity_stays_there(name, ranking):
+    for sparsity in [step / 400 for step in range(2, 398, 3)]:  # many of them round a half
+        model = pruned(sparsity, ranking=ranking)
+        before = kept(model)
+        schedule = iterand.SparsitySchedule(model, name, steps=7, start=sparsity)
+        for _ in range(7):
+            assert kept(model) == before
+            schedule.step()
+
+
 def test_together_the_count_is_exact_at_every_step():
     model = pruned(ranking="global")
     schedule = iterand.SparsitySchedule(model, "linear", steps=4)
@@ -101,6 +113,31 @@ def test_the_models_state_holds_the_present_sparsity():
     walk(iterand.SparsitySchedule(first, "linear", steps=4), 1)
     second.load_state_dict(first.state_dict())
     assert kept(second) == kept(first) == [80, 80]
+
+
+def test_a_state_that_the_model_loads_brings_its_final_sparsity():
+    model, other = pruned(0.8), pruned(0.4)
+    schedule = iterand.SparsitySchedule(model, "linear", steps=4)
+    first = iterand.SparsitySchedule(other, "linear", steps=4)
+    walk(first, 1)
+    model.load_state_dict(other.state_dict())
+    schedule.load_state_dict(first.state_dict())
+    assert schedule.final == 0.4
+    assert walk(schedule, 4) == walk(first, 4) == [90, 80, 70, 60, 60]
+
+
+def test_a_part_of_a_global_ranking_is_refused():
+    model = pruned(ranking="global")
+    message = r"'weight' is ranked together with '1\.weight', which is not masked in .*; give the whole model"
+    with pytest.raises(ValueError, match=message):
+        iterand.SparsitySchedule(model[0], "linear", steps=3)
+    assert sum(kept(model)) == 40
+    iterand.fold_(model[1])
+    with pytest.raises(ValueError, match=r"'0\.weight' is ranked together with '1\.weight', which is not masked"):
+        iterand.SparsitySchedule(model, "linear", steps=3)
+    part = pruned()
+    iterand.SparsitySchedule(part[0], "linear", steps=3)
+    assert kept(part) == [100, 20]
 
 
 @pytest.mark.parametrize("steps", [0, -1, 1.5, True, "3"])

@@ -65,6 +65,62 @@ def test_the_search_does_not_go_on_denser(tmp_path):
         iterand.read_ticket(tmp_path / "a.ticket").resume_(iterand.prune_(nn.Linear(8, 8), 0.3))
 
 
+def lopsided() -> nn.Sequential:
+    """Two layers of 100 weights; ranked together, the first keeps all of its own."""
+    model = iterand.prune_(nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10)), 0.5, ranking="global")
+    with torch.no_grad():
+        iterand.scores(model)[0].add_(100)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"keeps 0 weights of '1\.weight', and the model 50, .*; prune_ it with ranking='global', as it was"),
+        ({"ranking": "global", "floor": 0.2}, r"keeps 0 weights of '1\.weight', and the model 20, .* as it was"),
+        ({"ranking": "global", "overrides": {"1": 0.9}}, r"keeps 0 weights of '1\.weight', and the model 10,"),
+    ],
+)
+def test_a_model_that_would_put_pruned_weights_back_in_is_refused(tmp_path, options, message):
+    iterand.save_ticket(lopsided(), tmp_path / "a.ticket")
+    model = iterand.prune_(nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10)), 0.5, **options)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(TicketError, match=message):
+        iterand.read_ticket(tmp_path / "a.ticket").resume_(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_ranking_over_the_network_that_keeps_more_is_refused(tmp_path):
+    """Each layer of 7 keeps 7 − round(3.5) = 3, both together 14 − round(7.0) = 7."""
+
+    def two(ranking: str) -> nn.Module:
+        return iterand.prune_(nn.Sequential(nn.Linear(7, 1), nn.Linear(1, 7)), 0.5, ranking=ranking)
+
+    iterand.save_ticket(two("layer"), tmp_path / "a.ticket")
+    with pytest.raises(
+        TicketError, match=r"keeps 6 weights of all that is ranked together with '0\.weight', and .* 7,"
+    ):
+        iterand.read_ticket(tmp_path / "a.ticket").resume_(two("global"))
+
+
+@pytest.mark.parametrize(("before", "after"), [("layer", "global"), ("global", "layer")])
+def test_the_ranking_may_change_where_no_pruned_weight_comes_back(tmp_path, before, after):
+    model = iterand.prune_(nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10)), 0.5, ranking=before)
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    sparser = iterand.prune_(nn.Sequential(nn.Linear(10, 10), nn.Linear(10, 10)), 0.8, ranking=after)
+    iterand.read_ticket(tmp_path / "a.ticket").resume_(sparser)
+    for name, layer in iterand.masked_layers(sparser).items():
+        assert layer.mask.any()
+        assert not (layer.mask & ~iterand.masked_layers(model)[name].mask).any()
+
+
+def test_a_ticket_of_a_part_of_a_global_ranking_is_not_resumed_in_it(tmp_path):
+    model = lopsided()
+    iterand.save_ticket(model[1], tmp_path / "a.ticket")
+    with pytest.raises(ValueError, match=r"'weight' is ranked together with '0\.weight'"):
+        iterand.read_ticket(tmp_path / "a.ticket").resume_(model[1])
+
+
 def test_scores_are_the_initial_ones_in_another_order(tmp_path):
     model = mixed()
     iterand.save_ticket(model, tmp_path / "a.ticket")

@@ -215,6 +215,18 @@ def require_masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
     return layers
 
 
+def require_whole_rankings(model: nn.Module, layers: Mapping[str, MaskedLayer]) -> None:
+    """Refuse layers that are ranked together with others that are not among them, since they share one count."""
+    masks = {layer.parametrization for layer in layers.values()}
+    for layer in layers.values():
+        for rival in layer.parametrization.ranking.rivals(layer.parametrization):
+            if rival not in masks:
+                raise ValueError(
+                    f"{layer.name!r} is ranked together with {rival.settings.name!r}, which is not masked in "
+                    f"{type(unwrap(model)).__name__}; give the whole model that was pruned"
+                )
+
+
 def scores(model: nn.Module) -> list[nn.Parameter]:
     """The scores s of all masked layers: what an optimizer trains instead of weights."""
     return [layer.score for layer in require_masked_layers(model).values()]
@@ -222,11 +234,13 @@ def scores(model: nn.Module) -> list[nn.Parameter]:
 
 def set_sparsity_(model: nn.Module, sparsity: float) -> None:
     """Prune this share from now on, but in no layer more than its final sparsity."""
-    set_kept_([layer.parametrization for layer in require_masked_layers(model).values()], sparsity)
+    layers = require_masked_layers(model)
+    require_whole_rankings(model, layers)
+    set_kept_([layer.parametrization for layer in layers.values()], sparsity)
 
 
 def set_kept_(masks: Sequence[Mask], sparsity: float) -> None:
-    """The same for all masks of a model; the host does not wait."""
+    """The same for all masks of a model, with every member of their rankings; the host does not wait."""
     counts: dict[Mask, int] = {}
     for mask in masks:
         if mask not in counts:

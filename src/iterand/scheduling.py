@@ -6,7 +6,7 @@ from torch import nn
 
 from iterand import sparsity as sparsities
 from iterand.checks import whole
-from iterand.masking import require_masked_layers, set_kept_
+from iterand.masking import require_masked_layers, require_whole_rankings, set_kept_
 from iterand.selection import check_sparsity
 
 
@@ -14,20 +14,25 @@ class SparsitySchedule:
     """Raise the sparsity from ``start`` to its final value over ``steps`` steps; call ``step()`` once an iteration.
 
     ``linear``, or ``cubic`` (Zhu and Gupta, 2017: fast first, slow at the end). Each layer goes as far as its own
-    final sparsity.
+    final sparsity. A global ranking has one sparsity, so all its layers must be in the model.
     """
 
     def __init__(self, model: nn.Module, schedule: str = "cubic", *, steps: int, start: float = 0.0) -> None:
         sparsities.progress(schedule, 0)
-        layers = require_masked_layers(model).values()
+        layers = require_masked_layers(model)
+        require_whole_rankings(model, layers)
         self.model = model
-        self._masks = [layer.parametrization for layer in layers]
+        self._masks = [layer.parametrization for layer in layers.values()]
         self.schedule = schedule
         self.steps = whole("steps", steps, "a number of iterations, at least 1", low=1)
         self.start = check_sparsity(start, "start")
-        self.final = max(mask.settings.sparsity for mask in self._masks)
         self.iteration = 0
         self._apply()
+
+    @property
+    def final(self) -> float:
+        """The highest final sparsity of any layer; a state that the model loads may bring another."""
+        return max(mask.settings.sparsity for mask in self._masks)
 
     def step(self) -> None:
         """Count one iteration and set the sparsity it calls for."""
@@ -46,4 +51,7 @@ class SparsitySchedule:
 
     def _apply(self) -> None:
         gone = sparsities.progress(self.schedule, self.iteration / self.steps)
-        set_kept_(self._masks, min(self.start, self.final) * (1 - gone) + self.final * gone)
+        final = self.final
+        start = min(self.start, final)
+        between = start * (1 - gone) + final * gone
+        set_kept_(self._masks, min(max(between, start), final))  # rounding may lead out of the interval

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from iterand import distributions
+from iterand import distributions, selection
 from iterand.errors import TicketError
-from iterand.masking import MaskedLayer, require_masked_layers, unwrap
-from iterand.parametrization import GlobalRanking, Mask
+from iterand.masking import MaskedLayer, require_masked_layers, require_whole_rankings, unwrap
+from iterand.parametrization import Mask
 from iterand.ticket.draws import drawn, kept_indices
 
 if TYPE_CHECKING:
@@ -25,10 +25,11 @@ def resume_(model: nn.Module, layers: Mapping[str, "TicketLayer"], state: Mappin
     """Bring a masked model to where a ticket left off; see ``Ticket.resume_``."""
     root = unwrap(model)
     masked = require_masked_layers(root)
+    require_whole_rankings(root, masked)
     _check_settings(masked, layers)
     masks = {name: layers[name].mask() for name in masked}
+    _check_counts(masked, layers, masks)
     draws = {name: _draws(layers[name], mask) for name, mask in masks.items()}  # what is refused changes nothing
-    groups: dict[int, list[tuple[Mask, Tensor]]] = {}
     for name, layer in masked.items():
         mask, parametrization = masks[name], layer.parametrization
         parametrization.history = list(layers[name].header.history.runs)
@@ -36,10 +37,8 @@ def resume_(model: nn.Module, layers: Mapping[str, "TicketLayer"], state: Mappin
         draw[kept_indices(mask)] = draws[name]
         parametrization.draw.copy_(draw.view(mask.shape))
         layer.weight.copy_(parametrization.weight())
-        rank = parametrization.ranking if isinstance(parametrization.ranking, GlobalRanking) else parametrization
-        groups.setdefault(id(rank), []).append((parametrization, mask))
-    for group in groups.values():
-        _rank_kept_first_(group)
+    for group in _competing(masked):
+        _rank_kept_first_([(masked[name].parametrization, masks[name]) for name in group])
     for name, tensor in root.state_dict().items():
         if name in state:
             tensor.copy_(state[name])
@@ -82,6 +81,36 @@ def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, "Tic
             if ours != theirs:
                 raise TicketError(
                     f"{name!r} has {field} {theirs!r} in it and {ours!r} in the model; prune_ it as it was"
+                )
+
+
+def _competing(masked: Mapping[str, MaskedLayer]) -> list[list[str]]:
+    """The layers of a model by name, those together that are ranked together."""
+    groups: dict[Mask, list[str]] = {}
+    for name, layer in masked.items():
+        first = layer.parametrization.ranking.rivals(layer.parametrization)[0]
+        groups.setdefault(first, []).append(name)
+    return list(groups.values())
+
+
+def _check_counts(
+    masked: Mapping[str, MaskedLayer], layers: Mapping[str, "TicketLayer"], masks: Mapping[str, Tensor]
+) -> None:
+    """Refuse a model that keeps more weights in the end than the ticket does: pruned ones would be back in."""
+    kept = {name: int(mask.sum()) for name, mask in masks.items()}
+    for group in _competing(masked):
+        ours = [masked[name].parametrization for name in group]
+        size, sparsity = sum(mask.score.numel() for mask in ours), ours[0].settings.sparsity
+        everything = f"all that is ranked together with {group[0]!r}" if len(group) > 1 else repr(group[0])
+        counts = [(everything, sum(kept[name] for name in group), selection.kept_count(size, sparsity))]
+        counts += [(repr(name), kept[name], mask.floor_count) for name, mask in zip(group, ours)]
+        theirs = layers[group[0]].header.settings.ranking
+        for what, held, wanted in counts:
+            if wanted > held:
+                way = "as it was" if theirs == ours[0].settings.ranking else f"with ranking={theirs!r}, as it was"
+                raise TicketError(
+                    f"it keeps {held} weights of {what}, and the model {wanted}, so that pruned ones would come back; "
+                    f"prune_ it {way}"
                 )
 
 
