@@ -8,7 +8,8 @@ from torch import nn
 
 import iterand
 import reference
-from iterand import philox
+from iterand import philox, randomization
+from kernel_cases import shrink
 
 
 def pruned(**options: object) -> nn.Sequential:
@@ -123,6 +124,25 @@ def test_chunks_do_not_matter(monkeypatch):
     monkeypatch.setattr(philox, "CHUNK", 7)
     iterand.randomize_(models[1], 0.5)
     assert all(torch.equal(a.weight, b.weight) for a, b in zip(models[0], models[1]))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of infinities, where the interpreter runs the kernels
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_part_is_randomized_by_the_ranking_of_the_whole(kernels, monkeypatch):
+    model = pruned(ranking="global")
+    with torch.no_grad():
+        iterand.scores(model)[0].add_(10)  # these 30 fill the 20 places of the network
+    if kernels:
+        pytest.importorskip("triton", reason="the kernels are written in Triton")
+        shrink(monkeypatch)
+        monkeypatch.setattr(randomization, "on_device", lambda scores: True)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        model.to(device)
+    iterand.randomize_(model[1])
+    assert (iterand.masked_layers(model)["1.weight"].draw == 1).all()
+    iterand.randomize_(model[0])
+    first = iterand.masked_layers(model)["0.weight"]
+    assert torch.equal(first.draw == 1, ~first.mask)
 
 
 @pytest.mark.parametrize("kernel", [1, 3])

@@ -67,8 +67,8 @@ def prune_(
             counts; such a layer is ranked by itself.
         biases: ``"zero"``: those of masked layers are set to zero and frozen; ``"keep"``: left as they are.
         norms: ``"fixed"``: batch norm made non-affine, the affine part of other norms frozen at one and zero;
-            ``"shifted"``: the same, but what a norm adds is random and masked like a weight; ``"keep"``: left as they
-            are.
+            ``"shifted"``: the same, but what a norm adds is random and masked like a weight, so convert norms to
+            ``SyncBatchNorm`` first; ``"keep"``: left as they are.
     """
     for name, value, known in (
         ("ranking", ranking, RANKINGS),

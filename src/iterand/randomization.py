@@ -110,8 +110,14 @@ def _randomize_layer_(layer: MaskedLayer, mask: torch.Tensor, threshold: int, ne
 
 
 def _on_device(layers: Sequence[MaskedLayer]) -> bool:
-    """Whether ``iterand.kernels`` can do it: everything float32 and in one order on a GPU, known distributions."""
+    """Whether ``iterand.kernels`` can do it: everything float32 and in one order on a GPU, known distributions.
+
+    They find the cuts of these layers by these layers alone, so none may be ranked together with others.
+    """
     if not on_device([layer.score.detach() for layer in layers]):
+        return False
+    masks = [layer.parametrization for layer in layers]
+    if not {*masks}.issuperset(masks[0].ranking.rivals(masks[0])):
         return False
     from iterand.kernels.layers import is_dense, same_order
 
