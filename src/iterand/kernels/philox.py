@@ -1,4 +1,4 @@
-"""Philox4x32-10 and the distributions in Triton: the bits of ``iterand.philox`` and ``iterand.distributions``."""
+"""The bits of ``iterand.philox`` and ``iterand.distributions`` in Triton, whose generator is the same one."""
 
 import triton
 import triton.language as tl
@@ -7,24 +7,10 @@ import triton.language as tl
 @triton.jit
 def words(index, draw, key0, key1):
     """The first two words of the weight at this index in this draw."""
-    c0 = index.to(tl.uint32)
-    c1 = (index >> 32).to(tl.uint32)
-    c2 = draw.to(tl.uint32) + tl.zeros_like(c0)
-    c3 = tl.zeros_like(c0)
-    k0 = key0.to(tl.uint32)
-    k1 = key1.to(tl.uint32)
-    for _ in tl.static_range(10):
-        high0 = tl.umulhi(c0, 0xD2511F53)
-        low0 = c0 * 0xD2511F53
-        high1 = tl.umulhi(c2, 0xCD9E8D57)
-        low1 = c2 * 0xCD9E8D57
-        c0 = high1 ^ c1 ^ k0
-        c2 = high0 ^ c3 ^ k1
-        c1 = low1
-        c3 = low0
-        k0 += 0x9E3779B9
-        k1 += 0xBB67AE85
-    return c0, c1
+    low, high = index.to(tl.uint32), (index >> 32).to(tl.uint32)
+    zero = tl.zeros_like(low)
+    word0, word1, _, _ = tl.philox(key0 | key1 << 32, low, high, draw.to(tl.uint32) + zero, zero)
+    return word0, word1
 
 
 @triton.jit
