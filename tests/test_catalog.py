@@ -30,7 +30,7 @@ SIZES = {
     "width": (6, 6, 3),
     "large": (4, 4, 1),
     "imdb": (6, 6, 5),
-    "best": (13, 13, 3),
+    "best": (18, 13, 3),
     "parts": (21, 0, 3),
 }
 # Table: how many numbers it has.
@@ -134,7 +134,7 @@ def test_experiments_share_their_runs():
         assert runs(name) == runs(name, "text") == runs(name, "best")
 
 
-@pytest.mark.parametrize("name", [name for name in recipe_names() if name.startswith("best-")])
+@pytest.mark.parametrize("name", ["best-conv6", "best-resnet18", "best-resnet20", "best-resnet34", "best-vgg11"])
 def test_a_best_recipe_is_the_profile_best_of_the_papers(name):
     of_paper = find_recipe(name.removeprefix("best-"))
     best = find_recipe(name)
