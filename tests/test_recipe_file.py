@@ -174,9 +174,71 @@ def test_what_is_no_number_is_refused(text):
         ("forget_bias=nan", "at least -1000 and at most 1000"),
         ("forget_bias=-inf", "at least -1000 and at most 1000"),
         ("word_scale=inf", "at least 1e-06 and at most 10000"),
-        ("weight_decay=inf", "finite"),
+        ("weight_decay=inf", r"at least 0 and at most 1e\+06"),
     ],
 )
 def test_a_number_that_is_not_finite_is_refused(setting, rule):
     with pytest.raises(RecipeError, match=rf"is -?(nan|inf); it must be {rule}"):
         recipe_file.override(Recipe(), [setting])
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["classes=" + "9" * 30], f"network.classes is {'9' * 30}; it must be at least 0 and at most 2147483647"),
+        (["learning_rate.initial=1e39"], "learning_rate.initial is 1e+39; it must be at least 0 and at most 1e+06"),
+        (["weight_decay=1e308"], "optimizer.weight_decay is 1e+308; it must be at least 0 and at most 1e+06"),
+        (
+            ["weight_decay=" + "9" * 30],
+            f"optimizer.weight_decay is {'9' * 30}; it must be at least 0 and at most 1e+06",
+        ),
+        (["width_factor=-" + "9" * 30], f"width_factor is -{'9' * 30}; it must be at least 1e-06 and at most 1e+12"),
+        (["milestones=[-1,-2]"], "milestones is [-1, -2]; each must be at least 0 and at most 2147483647"),
+        (
+            ["schedule=multi_step", "factor=1e5", "milestones=[3,2,1]"],
+            "learning_rate.factor is 100000; at 3 milestones it makes the rate larger than 1e+06, so lower it",
+        ),
+        (["epochs=" + "9" * 5000], "training.epochs is '9999"),
+        (["epochs=0x" + "f" * 5000], "training.epochs is a whole number of thousands of digits; it must be at least 1"),
+        (["network.name=\udcff"], r"network.name is '\udcff'; it must be text that UTF-8 can hold"),
+    ],
+)
+def test_numbers_and_names_that_no_run_could_use(settings, sentence):
+    with pytest.raises(RecipeError) as caught:
+        recipe_file.override(Recipe(), settings)
+    assert sentence in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+NASTY = ["", "-1", "1e-320", "-1e308", "1e400", "nan", "-inf", "9" * 30, "-" + "9" * 400, "9" * 5000, "0x" + "f" * 5000]
+NASTY += [
+    "true",
+    "[]",
+    "[-1, 1e9]",
+    "[" * 3000,
+    "{a = 1}",
+    "2020-01-01",
+    "\udcff",
+    "'\\u0000'",
+    "x" * 5000,
+    "1\nseed=2",
+]
+
+
+@pytest.mark.parametrize("key", recipe_keys())
+def test_any_setting_gives_a_recipe_or_a_short_sentence(key):
+    for value in NASTY:
+        try:
+            recipe = recipe_file.override(Recipe(), [f"{key}={value}"])
+        except RecipeError as error:
+            sentence = str(error)
+        else:
+            sentence = ""
+            assert recipe_file.from_toml(recipe_file.to_toml(recipe), "test") == recipe
+        assert len(sentence) < 500
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 5000, "seed = " + "9" * 5000, "seed = 1979-99-99"])
+def test_a_file_that_no_parser_reads_is_named(text):
+    with pytest.raises(RecipeError, match=r"^mine\.toml is not valid TOML"):
+        recipe_file.from_toml(text, "mine.toml")

@@ -1,10 +1,23 @@
 """Numbers and names that come from a user, checked: the wrong value, the rule, in one sentence."""
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+
+_SHORTENED = reprlib.Repr()
+_SHORTENED.maxstring = _SHORTENED.maxlong = _SHORTENED.maxother = 100
+_SHORTENED.maxlist = _SHORTENED.maxtuple = _SHORTENED.maxdict = 20
+
+
+def shown(value: Any) -> str:
+    """A value as a sentence names it: as Python writes it, with the middle left out where that is long."""
+    try:
+        return _SHORTENED.repr(value)
+    except ValueError:
+        return "a whole number of thousands of digits"  # which Python refuses to write
 
 
 def whole(name: str, value: Any, rule: str, *, low: int, high: int | None = None) -> int:
@@ -27,4 +40,6 @@ def unknown(what: str, name: Any, known: Iterable[str]) -> str:
     """What to say of a name that is none of these: the one that was meant, or all there are."""
     names = list(known)
     close = difflib.get_close_matches(str(name), names, n=1)
-    return f"unknown {what} {name!r}; " + (f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}")
+    return f"unknown {what} {shown(name)}; " + (
+        f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+    )

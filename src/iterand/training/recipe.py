@@ -1,5 +1,6 @@
 """The settings of a run, as frozen dataclasses: everything that decides its result."""
 
+import math
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
@@ -14,7 +15,15 @@ PRECISIONS = ("float32", "bfloat16")
 SCALES = ("full", "tiny")
 
 
-def _number(default: Any, low: float | None = None, high: float | None = None) -> Any:
+_LARGEST_COUNT = (1 << 31) - 1
+_LARGEST_RATE = 1e6  # a float32 holds it, and what becomes of it within a step
+
+
+def _count(default: int, low: int, high: int = _LARGEST_COUNT) -> Any:
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+def _number(default: float, low: float, high: float) -> Any:
     return field(default=default, metadata={"low": low, "high": high})
 
 
@@ -30,7 +39,7 @@ class DataRecipe:
     augmentation: str = _choice("none", *AUGMENTATIONS)
     normalization: str = _choice("default", *NORMALIZATIONS)
     """Whose mean and deviation pixels are normalised by."""
-    limit: int = _number(0, 0)
+    limit: int = _count(0, 0)
     """Use only so many examples of each part; 0 for all."""
     drop_last: bool = True
     """Leave out what is left of an epoch after the last full batch."""
@@ -41,9 +50,9 @@ class NetworkRecipe:
     """What learns it."""
 
     name: str = "digits_conv"
-    width_factor: float = _number(1.0, 1e-6)
-    classes: int = _number(0, 0)
-    vocabulary_size: int = _number(0, 0)
+    width_factor: float = _number(1.0, 1e-6, 1e12)
+    classes: int = _count(0, 0)
+    vocabulary_size: int = _count(0, 0)
     """Both come from the data where they are 0."""
     forget_bias: float = _number(0.0, -1000, 1000)
     """Of an LSTM: with which bias its forget gates begin; where weights are not trained it stays."""
@@ -68,11 +77,11 @@ class MethodRecipe:
     sparsity_schedule: str = _choice("constant", *sparsities.SCHEDULES)
     sparsity_schedule_share: float = _number(0.5, 1e-6, 1)
     """Over which share of the iterations the sparsity rises."""
-    period: int = _number(300, 1)
+    period: int = _count(300, 1)
     rate: float = _number(0.1, 0, 1)
     candidates: str = _choice("pruned", *randomization.CANDIDATES)
     redrawn_scores: str = _choice("stay", *randomization.SCORES)
-    rounds: int = _number(3, 1)
+    rounds: int = _count(3, 1)
     """For ``imp``: how often weights are pruned and the others rewound."""
 
     @property
@@ -99,30 +108,39 @@ class OptimizerRecipe:
     """SGD with momentum and weight decay, on scores or weights."""
 
     momentum: float = _number(0.9, 0, 1)
-    weight_decay: float = _number(5e-4, 0)
+    weight_decay: float = _number(5e-4, 0, _LARGEST_RATE)
 
 
 @dataclass(frozen=True)
 class LearningRateRecipe:
     """The learning rate η over epochs (Appendix B)."""
 
-    initial: float = _number(0.1, 0)
+    initial: float = _number(0.1, 0, _LARGEST_RATE)
     schedule: str = _choice("cosine", *LEARNING_RATES)
-    milestones: tuple[int, ...] = ()
+    milestones: tuple[int, ...] = field(default=(), metadata={"low": 0, "high": _LARGEST_COUNT})
     """For ``multi_step``: the epochs at which the rate is multiplied by ``factor``."""
-    factor: float = _number(0.1, 0)
-    warmup_epochs: int = _number(5, 0)
-    final_epochs: int = _number(5, 0)
-    final: float = _number(1e-5, 0)
+    factor: float = _number(0.1, 0, _LARGEST_RATE)
+    warmup_epochs: int = _count(5, 0)
+    final_epochs: int = _count(5, 0)
+    final: float = _number(1e-5, 0, _LARGEST_RATE)
     """For ``warmup_cosine``: the rate of the last ``final_epochs``."""
+
+    def __post_init__(self) -> None:
+        if self.schedule == "multi_step" and self.factor > 1 and self.initial > 0:
+            most = math.log(self.initial) + len(self.milestones) * math.log(self.factor)
+            if most > math.log(_LARGEST_RATE):
+                raise RecipeError(
+                    f"learning_rate.factor is {self.factor:g}; at {len(self.milestones)} milestones it makes the rate "
+                    f"larger than {_LARGEST_RATE:g}, so lower it"
+                )
 
 
 @dataclass(frozen=True)
 class TrainingRecipe:
     """How long, in what portions, in which precision."""
 
-    epochs: int = _number(10, 1)
-    batch_size: int = _number(64, 1)
+    epochs: int = _count(10, 1)
+    batch_size: int = _count(64, 1)
     precision: str = _choice("float32", *PRECISIONS)
     channels_last: bool = False
     norm_statistics: str = _choice("running", "running", "recomputed")
@@ -133,7 +151,7 @@ class TrainingRecipe:
     """What outputs are divided by before the loss, in training; below 1 few weights can say much."""
     tested: str = _choice("last", "last", "best")
     """Which epoch's network is tested and kept: the last, or that of the lowest validation loss."""
-    threads: int = _number(0, 0, 1024)
+    threads: int = _count(0, 0, 1024)
     """How many threads on a CPU, since sums depend on it; 0 for as many as there are cores."""
 
 
@@ -143,7 +161,7 @@ class Recipe:
 
     name: str = "unnamed"
     description: str = ""
-    seed: int = _number(0, 0, (1 << 63) - 1)
+    seed: int = _count(0, 0, (1 << 63) - 1)
     scale: str = _choice("full", *SCALES)
     """``tiny`` marks a dry run, so that nobody takes it for a real one."""
     data: DataRecipe = field(default_factory=DataRecipe)

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
+from iterand.checks import shown
 from iterand.errors import RecipeError
 from iterand.training import recipe as schema
 from iterand.training.recipe import Recipe
@@ -42,10 +43,10 @@ def from_toml(text: str, where: str, find: Callable[[str], Recipe] | None = None
                 raise RecipeError(f"extends is {base!r}; it must be the name of a recipe")
             values = _merged(as_dict(find(base)), values)
         return from_dict(values)
-    except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{where} is not valid TOML: {error}") from None
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from None
+    except (ValueError, RecursionError) as error:  # besides errors of TOML, a number that is too long for Python
+        raise RecipeError(f"{where} is not valid TOML: {error}") from None
 
 
 def read(path: Path, find: Callable[[str], Recipe] | None = None) -> Recipe:
@@ -149,27 +150,38 @@ def _unknown(key: str) -> str:
 
 
 def _checked(key: str, entry: Any, value: Any) -> Any:
-    kind = entry.type
+    kind, given = entry.type, value
+    choices, low, high = (entry.metadata.get(name) for name in ("choices", "low", "high"))
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value) if abs(value) < 1 << 53 else math.inf
+        value = float(value) if abs(value) < 1 << 53 else math.inf if value > 0 else -math.inf
     if kind == tuple[int, ...]:
         if not isinstance(value, (list, tuple)) or not all(type(item) is get_args(kind)[0] for item in value):
-            raise RecipeError(f"{key} is {value!r}; it must be a list of whole numbers")
+            raise RecipeError(f"{key} is {shown(value)}; it must be a list of whole numbers")
+        if not all(low <= item <= high for item in value):
+            raise RecipeError(f"{key} is {shown(value)}; each must be at least {low} and at most {high}")
         return tuple(value)
     if type(value) is not kind:
         words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
-        raise RecipeError(f"{key} is {value!r}; it must be {words[kind]}")
-    choices, low, high = (entry.metadata.get(name) for name in ("choices", "low", "high"))
+        raise RecipeError(f"{key} is {shown(value)}; it must be {words[kind]}")
+    if kind is str and not _is_unicode(value):
+        raise RecipeError(f"{key} is {shown(value)}; it must be text that UTF-8 can hold")
     if choices and value not in choices:
         close = difflib.get_close_matches(value, choices, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise RecipeError(f"{key} is {value!r}; it must be one of {', '.join(choices)}{hint}")
-    if (low is not None and not value >= low) or (high is not None and not value <= high):
-        rule = f"at least {low:g}" + (f" and at most {high:g}" if high is not None else "")
-        raise RecipeError(f"{key} is {value!r}; it must be {rule}")
-    if kind is float and not math.isfinite(value):
-        raise RecipeError(f"{key} is {value!r}; it must be finite")
+        raise RecipeError(f"{key} is {shown(value)}; it must be one of {', '.join(choices)}{hint}")
+    if low is not None and not low <= value <= high:
+        least, most = (bound if kind is int else f"{bound:g}" for bound in (low, high))
+        said = shown(given if kind is float and math.isinf(value) else value)
+        raise RecipeError(f"{key} is {said}; it must be at least {least} and at most {most}")
     return value
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a character, or a byte of a command that was no text
+        return False
+    return True
 
 
 _BARE_POINT = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")  # a number to everybody but TOML
@@ -179,7 +191,7 @@ def _value(text: str) -> Any:
     """A TOML value, or the text itself where it is none (so that names need no quotes)."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return float(text) if _BARE_POINT.fullmatch(text) else text
 
 
