@@ -4,18 +4,22 @@ import difflib
 import inspect
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
+
+from iterand.checks import shown
 
 from .conv6 import conv6
 from .digits import digits_conv
 from .initialization import kaiming_uniform_
 from .lstm import LSTMClassifier
+from .outline import WithoutMemory
 from .resnet import RESNET18, RESNET34, RESNET50, RESNET101, WIDE_RESNET50_2, cifar_resnet, imagenet_resnet, resnet20
 from .vgg import vgg11
 
-__all__ = ["build_network", "kaiming_uniform_", "network_names", "takes_texts"]
+__all__ = ["build_network", "kaiming_uniform_", "network_names", "network_outline", "takes_texts"]
 
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "conv6": conv6,
@@ -56,7 +60,7 @@ def build_network(
         longer = [known for known in _BUILDERS if name and known.startswith(name)]
         close = longer or difflib.get_close_matches(name, _BUILDERS, n=1)
         suggestion = f" did you mean {' or '.join(map(repr, close))}?" if close else ""
-        raise ValueError(f"no network is called {name!r};{suggestion} the names are {', '.join(_BUILDERS)}")
+        raise ValueError(f"no network is called {shown(name)};{suggestion} the names are {', '.join(_BUILDERS)}")
     if classes is not None and classes < 2:
         raise ValueError(f"classes is {classes}, but a classifier needs at least 2")
     builder = _BUILDERS[name]
@@ -72,6 +76,12 @@ def build_network(
     if isinstance(network, LSTMClassifier):
         network.set_gates_()
     return network
+
+
+def network_outline(name: str, **options: Any) -> nn.Module:
+    """What `build_network` would build, on the meta device: shapes and types without memory, however large."""
+    with torch.device("meta"), WithoutMemory():
+        return build_network(name, **options)
 
 
 def _options(builder: Callable[..., nn.Module]) -> list[str]:

@@ -3,14 +3,12 @@
 import os
 from typing import Any, TypeVar, cast, overload
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
 from iterand.errors import TicketError
 from iterand.masking import masked_layers, unwrap
-from iterand.networks import build_network
+from iterand.networks import network_outline
 from iterand.ticket.read import Ticket, read_ticket
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -85,20 +83,9 @@ def _built(ticket: Ticket) -> nn.Module:
     if not isinstance(options, dict) or not isinstance(options.get("name"), str):
         raise TicketError("it has no recipe of a network inside; give load_ticket the model")
     try:
-        with torch.device("meta"), _OnPaper():
-            network = build_network(**cast(Any, options))
+        network = network_outline(**cast(Any, options))
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise TicketError(f"the network of its recipe cannot be built: {reason}") from None
     _check_fits(ticket, network)
     return network
-
-
-class _OnPaper(TorchFunctionMode):
-    """No tensor gets memory, whatever device is asked for: a stranger's recipe may want a network of any size."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if kwargs.get("device") is not None:
-            kwargs["device"] = torch.device("meta")
-        return function(*args, **kwargs)
