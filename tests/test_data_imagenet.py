@@ -61,6 +61,12 @@ class TestParts:
     def test_the_folder_itself_may_be_the_tree(self, tree):
         assert len(load_data("imagenet", CPU, tree / "imagenet").test) == 12
 
+    def test_a_network_for_small_images_is_refused(self, cli, tree):
+        sentence = "error: network.name is 'conv6', which is not made for the images of imagenet, 3×224×224\n"
+        settings = ["data.name=imagenet", "augmentation=none", "batch_size=2"]
+        options = [part for setting in settings for part in ("--set", setting)]
+        assert cli("train", "conv6", *options, "--data-dir", tree) == (1, "", sentence)
+
     def test_plain_crop_is_not_for_images_of_all_sizes(self, tree):
         with pytest.raises(ValueError, match="augmentation is 'crop'; imagenet knows none, resized_crop"):
             load_data("imagenet", CPU, tree, augmentation="crop")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "iterand"
-GROUND = {"errors", "checks", "files", "version"}
+GROUND = {"errors", "checks", "files", "memory", "version"}
 CORE = (
     "kernels philox distributions selection sparsity parametrization targets planning freezing attachment masking "
     "randomization scheduling summary"

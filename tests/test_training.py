@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 import subprocess
@@ -7,6 +8,7 @@ import torch
 
 import iterand
 from crashing import StopAfter, outcome
+from iterand import memory
 from iterand.data import load_data
 from iterand.errors import CheckpointError, IterandError
 from iterand.experiments.running import _session, evaluate_run, run
@@ -16,8 +18,8 @@ from iterand.training.execution import compiling_pays
 from iterand.training.folder import RunFolder, default_path
 from iterand.training.methods import prepare
 from iterand.training.outputs import loss_of, training_loss_of
-from iterand.training.recipe import Recipe, TrainingRecipe
-from iterand.training.steps import evaluate
+from iterand.training.recipe import Recipe, TrainingRecipe, recipe_keys
+from iterand.training.steps import EagerStep, evaluate
 
 CPU = torch.device("cpu")
 
@@ -310,3 +312,26 @@ def test_gradients_that_fade_do_not_make_a_run_slow(tmp_path):
     run(small("epochs=1"), RunFolder(tmp_path), device=CPU, observer=Look())
     assert seen
     assert not any(seen)
+
+
+NUMBERS = [
+    f"{key}={bound!r}"
+    for key, entry in recipe_keys().items()
+    if entry.type in (int, float)
+    for bound in (entry.metadata["low"], entry.metadata["high"])
+    if (key, bound) not in (("training.epochs", 2**31 - 1), ("network.width_factor", 1e12), ("training.threads", 1024))
+]
+
+
+@pytest.mark.parametrize("setting", NUMBERS)
+def test_steps_with_the_smallest_and_the_largest_number_of_every_key_work_or_get_a_sentence(monkeypatch, setting):
+    monkeypatch.setattr(memory, "available", lambda device=None: 1_000_000_000)
+    data = load_data("digits", CPU, limit=32)
+    for more in ([], ["method.name=sgd"], ["schedule=multi_step", "milestones=[0]"]):
+        with contextlib.suppress(IterandError, ValueError):
+            session = _session(small("batch_size=16", "epochs=1", *more, setting), data, CPU)
+            step = EagerStep(session)
+            for batch in loop._begin_epoch(session, data.train):
+                step.train(batch)
+                session.advance(len(batch.labels))
+            assert session.step == session.steps_per_epoch

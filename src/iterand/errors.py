@@ -21,6 +21,10 @@ class TicketError(IterandError):
     """A ticket that cannot be read, or does not fit the model."""
 
 
+class NotEnoughMemoryError(IterandError):
+    """More memory is needed than there is."""
+
+
 class MissingExtraError(IterandError):
     """An optional dependency that is not installed."""
 

@@ -11,6 +11,7 @@ from iterand import __version__
 from iterand.cli import bench, data, report, reproduce, theory, ticket, train
 from iterand.cli.console import err, out, warn
 from iterand.errors import IterandError
+from iterand.memory import exhaustion_explained
 from iterand.training.interrupt import Interrupted
 
 app = typer.Typer(
@@ -52,7 +53,8 @@ def main() -> None:
     if "triton" not in sys.modules:
         gc.freeze()
     try:
-        app()
+        with exhaustion_explained("free some, or ask for less"):
+            app()
     except Interrupted:
         err.print("stopped and saved; the same command goes on from here")
         sys.exit(130)

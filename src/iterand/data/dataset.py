@@ -52,6 +52,11 @@ class TensorSplit:
     inputs: Tensor
     labels: Tensor
 
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """What a network gets of each image."""
+        return tuple(self.inputs.shape[1:])
+
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from iterand.data import trees
 from iterand.data.dataset import Batch, Dataset, Random
 from iterand.data.decoders import decoded
-from iterand.data.decoding import Pixels, Task
+from iterand.data.decoding import SIZE, Pixels, Task
 from iterand.data.folders import Images
 from iterand.data.location import Located
 from iterand.data.normalization import Normalizer
@@ -78,6 +78,9 @@ def pack(located: Located, scaling: Scaling | None, progress: Callable[[int, int
 
 class FolderSplit:
     """Images that are decoded as they are used; one that cannot be is gray, and named in a warning."""
+
+    image_shape = (3, SIZE, SIZE)
+    """What a network gets of each image."""
 
     def __init__(
         self, images: Images, chosen: Tensor, normalize: Normalizer, device: torch.device, options: Options

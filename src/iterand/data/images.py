@@ -28,6 +28,11 @@ class ImageSplit:
         self._side: int = images.shape[-1]
         self._resample = None if augmentation == "none" else Resampler(self._side, PADDING, images.device)
 
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        """What a network gets of each image."""
+        return tuple(self.images.shape[1:])
+
     def __len__(self) -> int:
         return len(self.labels)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from iterand.data.archives import damaged, members, unreadable
+from iterand.data.archives import PORTION, damaged, members, require_memory, unreadable
 from iterand.data.location import Located, first_there
 from iterand.errors import DataError
 
@@ -92,7 +92,7 @@ def _files(located: Located) -> list[Path]:
 def _read_csv(path: Path) -> list[Review]:
     content = _bytes(path)
     try:
-        text = _decoded(gzip.decompress(content) if path.suffix == ".gz" else content, str(path))
+        text = _decoded(_decompressed(content, path) if path.suffix == ".gz" else content, str(path))
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise damaged(path, error) from None
     rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
@@ -113,9 +113,20 @@ def _review(row: dict[str, str | None], where: str) -> Review:
 
 def _bytes(path: Path) -> bytes:
     try:
+        require_memory(2 * path.stat().st_size, path)  # as bytes and as text
         return path.read_bytes()
     except OSError as error:
         raise unreadable(path, error) from None
+
+
+def _decompressed(content: bytes, path: Path) -> bytes:
+    """The bytes, of which there may be a thousand times as many."""
+    found = []
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        while portion := file.read(PORTION):
+            require_memory(2 * len(portion), path)
+            found.append(portion)
+    return b"".join(found)
 
 
 def _decoded(content: bytes, where: str) -> str:

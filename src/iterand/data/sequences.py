@@ -33,6 +33,11 @@ class TextSplit:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def longest(self) -> int:
+        """How many words the longest text has."""
+        return int(self._lengths.max())
+
     def grouped(self, order: Tensor, size: int) -> Tensor:
         """The same order, but texts of about one length share a batch, which is as long as its longest.
 

@@ -4,26 +4,32 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from iterand import memory
 from iterand.data import Dataset, Split
-from iterand.data.dataset import TensorSplit
-from iterand.data.images import ImageSplit
 from iterand.data.sequences import TextSplit
-from iterand.networks import build_network, network_names, takes_texts
+from iterand.errors import NotEnoughMemoryError
+from iterand.networks import build_network, network_names, network_outline, takes_texts
+from iterand.networks.lstm import LSTMClassifier
 from iterand.training.recipe import Recipe
 
+_CPU = torch.device("cpu")
+_NUMBER = 4  # bytes of a weight, a score, a draw, a gradient or a momentum
 
-def fitting_network(recipe: Recipe, data: Dataset[Split]) -> nn.Module:
-    """The network, with random weights."""
-    try:
-        network = build_network(**network_options(recipe, data), seed=recipe.seed)
-    except RuntimeError as error:  # torch has no kind of its own for this one on a CPU
-        if "allocate memory" not in str(error):
-            raise
-        width = recipe.network.width_factor
-        raise ValueError(f"network.width_factor is {width:g}, which asks for more memory than there is") from None
-    _check_images(network, recipe, data)
+
+def fitting_network(recipe: Recipe, data: Dataset[Split], device: torch.device = _CPU, ranks: int = 1) -> nn.Module:
+    """The network, with random weights, in the main memory; one that the device has no room to train is refused."""
+    options = network_options(recipe, data)
+    more = _check_network_size(options, recipe, device)
+    network = build_network(**options, seed=recipe.seed)
+    batch = min(recipe.training.batch_size, len(data.train)) // ranks
+    memory.require(
+        more + batch * _example_bytes(network, recipe, data),
+        f"training.batch_size is {recipe.training.batch_size}; a step of {recipe.network.name} with it",
+        "lower training.batch_size or network.width_factor",
+        device,
+    )
     return network
 
 
@@ -42,13 +48,58 @@ def network_options(recipe: Recipe, data: Dataset[Split]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in plain or value != plain[name]}
 
 
-def _check_images(network: nn.Module, recipe: Recipe, data: Dataset[Split]) -> None:
+def _check_network_size(options: dict[str, Any], recipe: Recipe, device: torch.device) -> int:
+    """Refuse a network that does not fit; gives the bytes that training it takes on the device once it is built."""
+    chosen = recipe.network
+    sizes = ("width_factor", "classes", "vocabulary_size")
+    said = [f"network.{key} is {value:g}" for key in sizes if (value := getattr(chosen, key))]
+    what, hint = f"{' and '.join(said)}; training such a {chosen.name}", "make the network smaller"
+    try:
+        outline = network_outline(**options)
+    except RuntimeError:  # more numbers than torch can count
+        raise NotEnoughMemoryError(f"{what} takes more memory than any machine has; {hint}") from None
+    whole: int = sum(tensor.numel() for tensor in outline.state_dict().values())
+    parameters = sum(parameter.numel() for parameter in outline.parameters())
+    weights = sum(parameter.numel() for parameter in outline.parameters() if parameter.ndim > 1)
+    momentum = int(recipe.optimizer.momentum > 0)
+    if recipe.method.trains_weights:
+        rewound = int(recipe.method.name == "imp")  # keeps what it goes back to
+        held, saved = whole + (rewound + 1 + momentum) * parameters, whole + momentum * parameters
+    else:  # of each weight its score, draw, gradient and momentum; a checkpoint leaves out gradient and weight
+        held, saved = whole + (3 + momentum) * weights, (2 + momentum) * weights
+    # The network is built, and a checkpoint is copied and then written, in the main memory.
+    on_host = held if device.type == "cpu" else 0
+    memory.require(_NUMBER * max(whole, on_host + 2 * saved), what, hint)
+    if device.type != "cpu":
+        memory.require(_NUMBER * held, what, hint, device)
+    return _NUMBER * (on_host - whole if on_host else held)
+
+
+def _example_bytes(network: nn.Module, recipe: Recipe, data: Dataset[Split]) -> int:
+    """The bytes of what a step has to remember of each example, at least."""
+    if isinstance(network, LSTMClassifier) and isinstance(data.train, TextSplit):
+        # A batch with the longest text is padded to its length.
+        return data.train.longest * network.embedding.embedding_dim * _NUMBER
+    inputs: dict[int, Tensor] = {}  # of layers, for the gradients of their weights; two layers may share one
+
+    def note(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        inputs[id(arguments[0])] = arguments[0]
+
+    layers = [module for module in network.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        _try_image(network, recipe, data)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    number = 2 if recipe.training.precision == "bfloat16" else _NUMBER
+    return number * sum(tensor.numel() for tensor in inputs.values())
+
+
+def _try_image(network: nn.Module, recipe: Recipe, data: Dataset[Split]) -> None:
     """Refuse a network that is made for images of another size, before torch does it in words of its own."""
-    if isinstance(data.train, TensorSplit):
-        shape = data.train.inputs.shape[1:]
-    elif isinstance(data.train, ImageSplit):
-        shape = data.train.images.shape[1:]
-    else:  # images of any size, or texts
+    shape: tuple[int, ...] | None = getattr(data.train, "image_shape", None)
+    if shape is None:
         return
     try:
         with torch.no_grad():

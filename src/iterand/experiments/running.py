@@ -15,6 +15,7 @@ from iterand.data import Dataset, Split, load_data
 from iterand.errors import CheckpointError
 from iterand.experiments.fitting import fitting_network, network_options
 from iterand.masking import masked_layers
+from iterand.memory import exhaustion_explained
 from iterand.randomization import IterativeRandomization
 from iterand.ticket import load_ticket, read_ticket, save_ticket
 from iterand.training import checkpoint, environment, recipe_file
@@ -32,6 +33,7 @@ from iterand.training.steps import evaluate
 
 RECORD_FORMAT = "iterand record 1"
 _TIMED_RANDOMIZATIONS = 3
+_LESS_MEMORY = "lower training.batch_size or network.width_factor"
 
 
 def run(recipe: Recipe, folder: RunFolder, **options: Any) -> dict[str, Any]:
@@ -60,7 +62,7 @@ def run_steps(
 ) -> Generator[None, None, dict[str, Any]]:
     """The same step by step, so that several runs can take turns; threads and generators are the caller's business."""
     folder = folder if ranks.first else FollowerFolder(folder.path)
-    with folder.opened(recipe, fresh=fresh):
+    with folder.opened(recipe, fresh=fresh), exhaustion_explained(_LESS_MEMORY):
         record = ranks.from_first(folder.record())
         if record is not None:
             return record
@@ -128,7 +130,8 @@ def _load(recipe: Recipe, device: torch.device, data_dir: Path | None) -> Datase
 
 
 def _session(recipe: Recipe, data: Dataset[Split], device: torch.device, ranks: Ranks = ALONE) -> Session:
-    return Session(recipe, fitting_network(recipe, data), steps_per_epoch(recipe, data), device, ranks)
+    steps = steps_per_epoch(recipe, data)
+    return Session(recipe, fitting_network(recipe, data, device, ranks.count), steps, device, ranks)
 
 
 def _result(session: Session, test: dict[str, float], data: Dataset[Split], folder: RunFolder) -> dict[str, Any]:

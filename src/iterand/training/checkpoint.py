@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from iterand import memory
 from iterand.errors import CheckpointError
 from iterand.files import atomic_write
 
@@ -40,6 +41,9 @@ def snapshot(checkpoint: Checkpoint) -> Checkpoint:
 def write(folder: Path, checkpoint: Checkpoint) -> None:
     """Write a snapshot; until it is whole on the disk, the ones before stay as they are."""
     tensors, state = checkpoint.tensors, json.dumps(checkpoint.state)
+    # The library that makes the bytes ends the process where it gets no memory for them.
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    memory.require(size, "writing the checkpoint", "make the network smaller, or free some")
     data = save(tensors, metadata={"state": state, "sha256": _digest(tensors, state)})
     current, previous = folder / NAME, folder / PREVIOUS
     beside = folder / f"{NAME}.new"
@@ -60,9 +64,10 @@ def read(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is whole; none if there is none at all."""
     found = [path for path in (folder / NAME, folder / PREVIOUS) if path.exists()]
     for path in found:
+        memory.require(path.stat().st_size, f"reading {path}", "free some, or start anew with --fresh")
         try:
             return _read(path)
-        except (CheckpointError, SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        except (CheckpointError, SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             warnings.warn(f"{path} is damaged ({error}); trying the checkpoint before it", stacklevel=2)
     if found:
         raise CheckpointError(f"no checkpoint in {folder} can be read; start anew with --fresh")
