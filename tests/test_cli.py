@@ -1,14 +1,19 @@
 """The command line in this process: what it prints, where, and with which exit code."""
 
+import io
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.main import get_command
 
+from iterand.cli import console
 from iterand.cli.main import app
 from iterand.experiments.report.formatting import size
+from iterand.training import recipe_file
 
 TINY = ["--set", "epochs=1", "--set", "batch_size=300"]
 
@@ -159,3 +164,59 @@ def test_version_and_help(cli):
 @pytest.mark.parametrize(("count", "text"), [(999, "999 B"), (1500, "1.5 kB"), (44_700_000, "44.70 MB")])
 def test_sizes_for_people(count, text):
     assert size(count) == text
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no file can be called so there")
+@pytest.mark.parametrize("name", ["lr:100:b:x", ":smile:", "tab\there", "[bold]x[/]"])
+def test_what_a_program_reads_is_what_was_written(cli, tmp_path, name):
+    """rich would put pictures in the place of words between colons, and spaces in that of tabs."""
+    run = tmp_path / name
+    code, out, _ = cli("train", *TINY, "--out", run, "--json")
+    assert code == 0
+    assert Path(json.loads(out)["run"]).is_dir()
+    code, out, _ = cli("train", *TINY, "--out", run)
+    assert out.endswith(f"run            {run}\n")
+    (tmp_path / "mine.toml").write_text(f'name = "mine"\ndescription = {json.dumps(name)}\n')
+    code, out, _ = cli("recipes", "mine.toml")
+    assert recipe_file.from_toml(out, "printed").description == name
+    code, _, err = cli("evaluate", f"nowhere/{name}")
+    assert err == f"error: there is no run folder or ticket {f'nowhere/{name}'!r}\n"
+
+
+def test_a_name_that_is_no_text_is_printed_byte_by_byte(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    console.say("run ρ \udcff")
+    console.say("half of a character: \ud800")
+    assert stream.buffer.getvalue() == "run ρ ".encode() + b"\xff\nhalf of a character: \\ud800\n"
+
+
+def test_nothing_is_written_where_nothing_should_be(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    console.write("there is no stdout")
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(console.out, "quiet", True)
+    console.write("another rank talks")
+    assert stream.buffer.getvalue() == b""
+
+
+def test_a_table_is_shown_whatever_the_encoding(cli, monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    code, _, err = cli("data", "status")
+    assert (code, err) == (0, "")
+    stream.flush()
+    assert rb"1,797 images of 8\xd78" in stream.buffer.getvalue()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes break in another way there")
+@pytest.mark.parametrize("command", [["recipes", "digits"], ["recipes", "digits", "--json"], ["recipes"]])
+def test_a_reader_that_is_gone_gets_no_traceback(command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(
+        [sys.executable, "-m", "iterand", *command], stdout=writer, stderr=subprocess.PIPE, timeout=120
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (1, b"")

@@ -1,8 +1,12 @@
 """What the commands share: results go to stdout, progress to stderr."""
 
+import contextlib
+import io
 import json
+import os
+import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,13 +17,49 @@ if TYPE_CHECKING:
 
 _SECONDS_A_LINE = 10.0  # where progress goes to a file instead of a terminal
 
-out = Console()
-err = Console(stderr=True)
+out = Console(emoji=False)  # a path may hold :100:
+err = Console(stderr=True, emoji=False)
 
 
-def say(text: str, *, to: Console = out, end: str = "\n") -> None:
+def say(text: str, *, to: Console = out) -> None:
     """A line as it is: what users named is no markup, and a path is not broken."""
-    to.print(text, end=end, soft_wrap=True, markup=False, highlight=False)
+    if to is out:
+        write(text + "\n")
+    else:
+        to.print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def write(text: str) -> None:
+    """Put text on stdout as it is, in UTF-8, for programs and files as well as for people."""
+    stream: TextIO | None = sys.stdout
+    if out.quiet or stream is None:
+        return
+    try:
+        stream.flush()
+        if hasattr(stream, "buffer"):
+            stream.buffer.write(_as_bytes(text))
+        else:
+            stream.write(text)
+        stream.flush()
+    except OSError:  # nobody reads any more, or the disk is full
+        # What is left in the buffer must not be tried again when the interpreter ends.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise
+
+
+def _as_bytes(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")  # the bytes of a name that is no UTF-8, as they came in
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace")
+
+
+def accept_any_text() -> None:
+    """Let stdout and stderr show as an escape what their encoding cannot hold, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def warn(text: str, kind: str = "[yellow]warning:[/]") -> None:
@@ -29,16 +69,16 @@ def warn(text: str, kind: str = "[yellow]warning:[/]") -> None:
 
 def print_json(value: Any) -> None:
     """One JSON object for scripts."""
-    say(json.dumps(value))
+    write(json.dumps(value) + "\n")
 
 
 def progress_bar() -> Progress:
     """A progress display on stderr."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         TimeRemainingColumn(),
         console=err,
         transient=True,
@@ -52,7 +92,7 @@ class ProgressObserver:
     def __init__(self, progress: Progress, label: str) -> None:
         self.progress = progress
         self.label = label
-        self.task = progress.add_task(escape(label), total=None, note="")
+        self.task = progress.add_task(label, total=None, note="")
         self._shown = time.monotonic()
 
     def step(self, session: "Session") -> None:

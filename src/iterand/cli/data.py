@@ -118,7 +118,7 @@ def _as_json(entry: catalog.Status) -> dict[str, object]:
 
 @contextmanager
 def _download_bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     hidden = not err.is_terminal
     with Progress(*columns, TimeRemainingColumn(), console=err, transient=True, disable=hidden) as progress:
         task = progress.add_task(label, total=None)

@@ -9,7 +9,7 @@ import typer
 
 from iterand import __version__
 from iterand.cli import bench, data, report, reproduce, theory, ticket, train
-from iterand.cli.console import err, out, warn
+from iterand.cli.console import accept_any_text, err, out, warn
 from iterand.errors import IterandError
 from iterand.memory import exhaustion_explained
 from iterand.training.interrupt import Interrupted
@@ -48,6 +48,7 @@ def _options(
 def main() -> None:
     """Run the command line; what goes wrong is said in one sentence."""
     warnings.showwarning = _show_warning
+    accept_any_text()
     # What was imported stays, so it need not be searched for garbage, which takes long when a command ends. Where
     # Triton is there already it would print complaints about objects that nobody collected.
     if "triton" not in sys.modules:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from iterand.cli.console import say, warn
+from iterand.cli.console import say, warn, write
 from iterand.experiments.report.as_json import as_json
 from iterand.experiments.report.assembly import Report, read_report
 from iterand.experiments.report.markdown import as_markdown
@@ -39,7 +39,7 @@ def report(
     for sentence in found.damaged:
         warn(f"damaged record {sentence}")
     if output is None and form is not Format.HTML:
-        say(text, end="")
+        write(text)
         return
     atomic_write(output or _PAGE, text.encode())
     say(f"{output or _PAGE}: {_what(found)}")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from iterand.cli.console import ProgressObserver, err, out, print_json, progress_bar, say
+from iterand.cli.console import ProgressObserver, err, out, print_json, progress_bar, say, write
 from iterand.errors import IterandError
 from iterand.experiments.library import find_recipe, recipe_names
 from iterand.experiments.report.formatting import size
@@ -123,7 +123,7 @@ def recipes(
         if json:
             print_json(recipe_file.as_dict(settled))
         else:
-            say(recipe_file.to_toml(settled), end="")
+            write(recipe_file.to_toml(settled))
         return
     if settings:
         raise ValueError("--set changes a recipe; say which, for instance iterand recipes digits --set rate=0.2")
