@@ -8,9 +8,9 @@ from typing import Any
 
 from iterand.experiments.experiment import Cell, Experiment, PaperNumber
 from iterand.experiments.report import assembly
-from iterand.experiments.running import RECORD_FORMAT
 from iterand.training import recipe_file
 from iterand.training.recipe import MethodRecipe, NetworkRecipe, Recipe, TrainingRecipe
+from iterand.training.record import FORMAT
 
 ENVIRONMENT = {
     "iterand": "0.1.0",
@@ -42,7 +42,7 @@ def as_record(of: Recipe, accuracy: float, **changes: Any) -> dict[str, Any]:
     ]
     result = {"test_accuracy": accuracy, "weights": 2_000_000, "kept": 1_000_000, "ticket_bytes": 424_000}
     record = {
-        "format": RECORD_FORMAT,
+        "format": FORMAT,
         "recipe": asdict(of),
         "result": result,
         "metrics": epochs,

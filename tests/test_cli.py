@@ -220,3 +220,14 @@ def test_a_reader_that_is_gone_gets_no_traceback(command):
     )
     os.close(writer)
     assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+def test_a_record_of_another_program_gets_one_sentence(cli, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "record.json").write_text("{}")
+    code, out, err = cli("train", "--out", "run")
+    assert (code, out) == (1, "")
+    assert err == (
+        f"error: run{os.sep}record.json is not a record that can be used: its format is None; this version reads "
+        "'iterand record 1'; remove it, choose another --out, or use --fresh to replace the run\n"
+    )

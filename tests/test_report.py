@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -84,6 +86,13 @@ class TestStatistics:
         assert found.verdict == verdict
 
 
+def nested(depth):
+    value = {}
+    for _ in range(depth):
+        value = {"in": value}
+    return value
+
+
 class TestRecords:
     def test_found_wherever_they_are_kept(self, tmp_path):
         write(tmp_path / "runs" / "a" / "record.json", as_record(recipe(), 90.0))
@@ -108,7 +117,17 @@ class TestRecords:
             ("kept.json", json.dumps(as_record(recipe(), 90.0))[:300], "cannot be read"),
             ("record.json", "{}", "its format is None"),
             ("kept.json", as_record(recipe(), 90.0, format="iterand record 2"), "'iterand record 2'"),
-            ("kept.json", as_record(recipe(), math.nan), "result.test_accuracy is nan"),
+            ("kept.json", as_record(recipe(), math.nan), "metrics.train_accuracy is nan"),
+            ("kept.json", as_record(recipe(), 90.0, result={"test_accuracy": math.nan}), "result.test_accuracy is nan"),
+            ("kept.json", as_record(recipe(), 90.0, result={"test_accuracy": 1e308}), "a number from 0 to 100"),
+            ("kept.json", as_record(recipe(), 90.0, result={"test_accuracy": 90, "kept": 1e308}), "kept is 1e+308"),
+            ("kept.json", as_record(recipe(), 90.0, result={"test_accuracy": 90, "kept": "all"}), "kept is 'all'"),
+            ("kept.json", as_record(recipe(), 90.0, seconds=1e308), "seconds is 1e+308; it must be a number from 0 to"),
+            ("kept.json", as_record(recipe(), 90.0, seconds=10**400), "seconds is 1000"),
+            ("kept.json", as_record(recipe(), 90.0, environment={"commit": "\ud800"}), "UTF-8 cannot hold"),
+            ("kept.json", as_record(recipe(), 90.0, environment={"\udcff": 1}), r"it holds '\udcff', which UTF-8"),
+            ("kept.json", as_record(recipe(), 90.0, environment=nested(40)), "nested more than 20 deep"),
+            ("record.json", "[" * 100_000, "cannot be read"),
             ("kept.json", as_record(recipe(), 90.0, result={}), "result.test_accuracy is None"),
             ("kept.json", as_record(recipe(), 90.0, result=[1]), "it has no result"),
             ("kept.json", as_record(recipe(), 90.0, seconds=True), "seconds is True"),
@@ -125,6 +144,49 @@ class TestRecords:
         (sentence,) = found.damaged
         assert sentence.startswith(f"folder/{name}: ")
         assert words in sentence
+
+    @pytest.mark.skipif(sys.platform == "win32", reason="there are no pipes in folders there")
+    def test_a_file_of_another_size_or_kind(self, tmp_path):
+        """A pipe would be waited for, and the memory may not hold what is many times as long as any record."""
+        with (tmp_path / "vast.json").open("wb") as file:
+            file.truncate(1 << 27)
+        (tmp_path / "vast").mkdir()
+        with (tmp_path / "vast" / "record.json").open("wb") as file:
+            file.truncate(1 << 27)
+        (tmp_path / "pipe").mkdir()
+        os.mkfifo(tmp_path / "pipe" / "record.json")
+        assert read_records(tmp_path).damaged == (
+            "pipe/record.json: it is no file",
+            "vast/record.json: it has more than 67,108,864 bytes",
+        )
+
+    def test_odd_records_do_not_block_the_report(self, tmp_path, monkeypatch):
+        install(monkeypatch, widths())
+        of = widths().cells[0].recipe
+        write_runs(tmp_path, of, 88.0, 88.2)
+        for seed, changes in enumerate(({"seconds": 1e308}, {"environment": {"commit": "\ud800"}}), start=2):
+            write(tmp_path / f"{seed}.json", as_record(replace(of, seed=seed), 90.0, **changes))
+        for seed in (4, 5):
+            write(tmp_path / f"{seed}.json", as_record(replace(of, seed=seed), 1e308))
+        found = read_report(tmp_path)
+        assert found.outcomes[0].cells[0].summary == summarize([88.0, 88.2])
+        assert len(found.damaged) == 4
+        for text in (as_html(found), as_markdown(found), as_json(found)):
+            text.encode()
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="names are text there")
+    def test_a_folder_whose_name_is_no_text(self, tmp_path, monkeypatch):
+        install(monkeypatch, widths())
+        write(tmp_path / "good.json", as_record(widths().cells[0].recipe, 90.0))
+        for name, value in ((b"bad\xff", as_record(widths().cells[0].recipe, 91.0)), (b"worse\xff", "{")):
+            write(tmp_path / os.fsdecode(name) / "record.json", value)
+        found = read_report(tmp_path)
+        assert [str(run.path) for run in found.runs] == ["good.json"]
+        named, unread = found.damaged
+        assert named == r"bad\udcff/record.json: its path is not UTF-8, so no page can name it; rename its folder"
+        assert unread.startswith(r"worse\udcff/record.json: it cannot be read")
+        for text in (as_html(found), as_markdown(found), as_json(found)):
+            text.encode()
 
     def test_bytes_that_are_no_text(self, tmp_path):
         (tmp_path / "record.json").write_bytes(b"\xff\xfe\x00")

@@ -2,6 +2,7 @@ import contextlib
 import json
 import math
 import subprocess
+import types
 
 import pytest
 import torch
@@ -77,6 +78,86 @@ def test_a_complete_run_is_not_done_again(tmp_path):
     with pytest.raises(RuntimeError, match="crash"):
         run(recipe, folder, device=CPU, observer=StopAfter(1), fresh=True)
     assert folder.record() is None
+
+
+def test_a_complete_run_in_a_folder_that_is_read_only_is_shown(tmp_path):
+    """Nothing is written, not even a lock; and nobody waits for one who holds it."""
+    folder = tmp_path / "run"
+    first = run(small("epochs=1"), RunFolder(folder), device=CPU)
+    (folder / ".lock").unlink()
+    before = {path: path.stat().st_mtime_ns for path in (folder, *folder.iterdir())}
+    folder.chmod(0o555)
+    try:
+        assert run(small("epochs=1"), RunFolder(folder), device=CPU) == first
+    finally:
+        folder.chmod(0o755)
+    assert {path: path.stat().st_mtime_ns for path in (folder, *folder.iterdir())} == before
+
+
+def test_a_record_that_was_written_while_the_folder_was_locked_is_found(tmp_path, monkeypatch):
+    record = run(small("epochs=1"), RunFolder(tmp_path / "done"), device=CPU)
+
+    @contextlib.contextmanager
+    def locked(path):
+        (path / "record.json").write_text(json.dumps(record))
+        yield
+
+    monkeypatch.setattr("iterand.training.folder._locked", locked)
+    assert run(small("epochs=1"), RunFolder(tmp_path / "run"), device=CPU, observer=StopAfter(1)) == record
+
+
+def as_json(of_result=types.MappingProxyType({}), **changes):
+    """A record that would do, but for the changes."""
+    result = {"test_accuracy": 9.0, "validation_accuracy": 9.0, "weights": 4, "kept": 2, "float32_bytes": 16}
+    result |= {"test_loss": 2.0} | of_result
+    epochs = [{"epoch": 1, "train_accuracy": 9.0, "validation_accuracy": 9.0}]
+    record = {"format": "iterand record 1", "recipe": recipe_file.as_dict(small()), "result": result}
+    return json.dumps(record | {"metrics": epochs, "seconds": 1.0, "environment": {}} | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it cannot be read"),
+        ("[" * 100_000, "it cannot be read"),
+        ("\udcff", "it cannot be read"),
+        ("null", "its format is None; this version reads 'iterand record 1'"),
+        ("[1]", "its format is None"),
+        ('{"accuracy": 90}', "its format is None"),
+        (as_json(format="iterand record 2"), "its format is 'iterand record 2'"),
+        (as_json(result=None), "it has no result"),
+        (as_json(result={}), "its result.test_accuracy is None"),
+        (as_json({"test_accuracy": "good"}), "its result.test_accuracy is 'good'"),
+        (as_json({"test_loss": None}), "its result.test_loss is None"),
+        (as_json({"validation_accuracy": None}), "its result.validation_accuracy is None"),
+        (as_json({"ticket_bytes": []}), "its result.ticket_bytes is []"),
+        (as_json(recipe={"seed": "x"}), "seed is 'x'; it must be a whole number"),
+        (as_json(randomization_milliseconds="fast"), "its randomization_milliseconds is 'fast'"),
+    ],
+)
+def test_a_record_that_cannot_be_used_is_refused_with_the_way_out(tmp_path, text, words):
+    path = tmp_path / "record.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(IterandError) as caught:
+        run(small(), RunFolder(tmp_path), device=CPU)
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{path} is not a record that can be used: ")
+    assert words in sentence
+    assert sentence.endswith("; remove it, choose another --out, or use --fresh to replace the run")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_record_of_other_settings_is_refused_with_the_difference(tmp_path):
+    (tmp_path / "record.json").write_text(as_json())
+    assert run(small(), RunFolder(tmp_path), device=CPU) == json.loads(as_json())
+    with pytest.raises(IterandError, match=r"holds a run of other settings: method.rate is 0.3 here and 0.1 there"):
+        run(small("rate=0.3"), RunFolder(tmp_path), device=CPU)
+
+
+def test_a_record_that_cannot_be_used_is_replaced_if_asked(tmp_path):
+    (tmp_path / "record.json").write_text("{}")
+    record = run(small("epochs=1"), RunFolder(tmp_path), device=CPU, fresh=True)
+    assert json.loads((tmp_path / "record.json").read_text()) == record
 
 
 def test_another_recipe_in_the_folder_is_refused_with_the_difference(tmp_path):

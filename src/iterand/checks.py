@@ -20,6 +20,15 @@ def shown(value: Any) -> str:
         return "a whole number of thousands of digits"  # which Python refuses to write
 
 
+def is_text(value: str) -> bool:
+    """Whether UTF-8 can hold it; what Python makes of a name that is no text is not."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def whole(name: str, value: Any, rule: str, *, low: int, high: int | None = None) -> int:
     """The value as an int, if it is a whole number of at least ``low`` and, where given, below ``high``."""
     number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)

@@ -19,6 +19,7 @@ from iterand.memory import exhaustion_explained
 from iterand.randomization import IterativeRandomization
 from iterand.ticket import load_ticket, read_ticket, save_ticket
 from iterand.training import checkpoint, environment, recipe_file
+from iterand.training import record as record_file
 from iterand.training.best_epoch import tested_epoch
 from iterand.training.distributed import ALONE, Ranks
 from iterand.training.execution import Execution, choose_step
@@ -31,7 +32,6 @@ from iterand.training.recipe import Recipe
 from iterand.training.session import Session
 from iterand.training.steps import evaluate
 
-RECORD_FORMAT = "iterand record 1"
 _TIMED_RANDOMIZATIONS = 3
 _LESS_MEMORY = "lower training.batch_size or network.width_factor"
 
@@ -82,7 +82,7 @@ def run_steps(
         if ranks.first:
             surroundings["execution"]["way"] = step.way
             record = {
-                "format": RECORD_FORMAT,
+                "format": record_file.FORMAT,
                 "recipe": recipe_file.as_dict(recipe),
                 "result": _result(session, test, data, folder),
                 "metrics": session.metrics,

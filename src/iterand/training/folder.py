@@ -12,7 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from iterand.errors import IterandError, RecipeError
 from iterand.files import atomic_write
-from iterand.training import checkpoint, recipe_file
+from iterand.training import checkpoint, recipe_file, record
 from iterand.training.checkpoint import Checkpoint
 from iterand.training.recipe import Recipe
 
@@ -43,19 +43,25 @@ class RunFolder:
         self._writer: SummaryWriter | None = None
         self._saving: Future[None] | None = None
         self._fresh = False
+        self._record: dict[str, Any] | None = None
 
     @contextmanager
     def opened(self, recipe: Recipe, *, fresh: bool = False) -> Iterator[None]:
         """Make the folder this run's own while it goes on; another recipe in it is refused with the difference.
 
-        ``fresh`` replaces what is in it, though not before the run starts: until then it may still be refused.
+        ``fresh`` replaces what is in it, though not before the run starts: until then it may still be refused. The
+        folder of a complete run is only read, so it may be read-only.
         """
+        self._fresh, self._record = fresh, None
         try:
+            if not fresh and self._find_record(recipe):
+                yield
+                return
             self.path.mkdir(parents=True, exist_ok=True)
             with _locked(self.path):
-                self._fresh = fresh
                 if not fresh:
                     self._check(recipe)
+                    self._find_record(recipe)  # another process may have written it before the lock was free
                 try:
                     yield
                 finally:
@@ -112,8 +118,8 @@ class RunFolder:
         return None if self._fresh else checkpoint.read(self.path)
 
     def record(self) -> dict[str, Any] | None:
-        """The record, if the run is complete."""
-        return read_json(self.path / RECORD) if (self.path / RECORD).exists() and not self._fresh else None
+        """The record, if the run was complete when the folder was opened."""
+        return self._record
 
     def recipe(self) -> Recipe:
         """What the run is."""
@@ -121,15 +127,35 @@ class RunFolder:
             raise RecipeError(f"{self.path} is not a run folder: it holds no {RECIPE}")
         return recipe_file.read(self.path / RECIPE)
 
+    def _find_record(self, recipe: Recipe) -> bool:
+        """Read the record, if there is one."""
+        path = self.path / RECORD
+        if not path.exists():
+            return False
+        try:
+            found = record.check_complete(record.read(path))
+        except IterandError as error:
+            raise IterandError(
+                f"{path} is not a record that can be used: {error}; remove it, choose another --out, or use --fresh "
+                "to replace the run"
+            ) from None
+        own = recipe_file.from_dict(found["recipe"])
+        self._compare(own, recipe)
+        self._record = found | {"recipe": recipe_file.as_dict(own)}
+        return True
+
     def _check(self, recipe: Recipe) -> None:
         begun = (self.path / METRICS).exists() or (self.path / RECORD).exists()
         if begun and (self.path / RECIPE).exists():
-            difference = recipe_file.difference(self.recipe(), recipe)
-            if difference:
-                raise IterandError(
-                    f"{self.path} holds a run of other settings: {'; '.join(difference)}; "
-                    "choose another --out, or --fresh to replace it"
-                )
+            self._compare(self.recipe(), recipe)
+
+    def _compare(self, there: Recipe, here: Recipe) -> None:
+        difference = recipe_file.difference(there, here)
+        if difference:
+            raise IterandError(
+                f"{self.path} holds a run of other settings: {'; '.join(difference)}; "
+                "choose another --out, or --fresh to replace it"
+            )
 
     def _clear(self) -> None:
         for name in _OWN:
@@ -167,17 +193,6 @@ class FollowerFolder(RunFolder):
     def record(self) -> dict[str, Any] | None:
         """None."""
         return None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a run."""
-    try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise IterandError(f"cannot read {path}: {error}") from None
-    if not isinstance(value, dict):
-        raise IterandError(f"{path} does not hold a JSON object")
-    return value
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -16,7 +16,7 @@ SCALES = ("full", "tiny")
 
 
 _LARGEST_COUNT = (1 << 31) - 1
-_LARGEST_RATE = 1e6  # a float32 holds it, and what becomes of it within a step
+_LARGEST_RATE = 1e30  # a float32 holds it
 
 
 def _count(default: int, low: int, high: int = _LARGEST_COUNT) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from iterand.checks import shown
+from iterand.checks import is_text, shown
 from iterand.errors import RecipeError
 from iterand.training import recipe as schema
 from iterand.training.recipe import Recipe
@@ -163,7 +163,7 @@ def _checked(key: str, entry: Any, value: Any) -> Any:
     if type(value) is not kind:
         words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
         raise RecipeError(f"{key} is {shown(value)}; it must be {words[kind]}")
-    if kind is str and not _is_unicode(value):
+    if kind is str and not is_text(value):
         raise RecipeError(f"{key} is {shown(value)}; it must be text that UTF-8 can hold")
     if choices and value not in choices:
         close = difflib.get_close_matches(value, choices, n=1)
@@ -174,14 +174,6 @@ def _checked(key: str, entry: Any, value: Any) -> Any:
         said = shown(given if kind is float and math.isinf(value) else value)
         raise RecipeError(f"{key} is {said}; it must be at least {least} and at most {most}")
     return value
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half a character, or a byte of a command that was no text
-        return False
-    return True
 
 
 _BARE_POINT = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")  # a number to everybody but TOML

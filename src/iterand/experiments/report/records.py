@@ -1,22 +1,18 @@
 """Records of runs, read back from wherever they are kept; a damaged one is named, never guessed at."""
 
-import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from iterand.checks import is_text
 from iterand.errors import IterandError
-from iterand.experiments.running import RECORD_FORMAT
 from iterand.training import recipe_file
+from iterand.training import record as record_file
 from iterand.training.folder import RECORD
 from iterand.training.recipe import Recipe
 
-PER_EPOCH = ("epoch", "train_accuracy", "validation_accuracy")
-"""What is read of each epoch."""
-
-_FAMILY = RECORD_FORMAT.rpartition(" ")[0]
+_BEGINNING = 1 << 20  # characters
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +30,8 @@ class Record:
 
     def number(self, key: str) -> float | None:
         """An entry of the result, where it has such a number."""
-        return _number(self.result.get(key))
+        value = self.result.get(key)
+        return None if value is None else float(value)
 
 
 @dataclass(frozen=True)
@@ -51,62 +48,44 @@ def read_records(folder: Path) -> Records:
         raise IterandError(f"{folder} is not a folder; name the one that holds the runs or their records")
     found, damaged = list[Record](), list[str]()
     for path in sorted(folder.rglob("*.json")):
+        name = path.relative_to(folder)
         try:
-            record = _read(path, folder)
-        except (IterandError, OverflowError) as error:  # a recipe may hold a whole number beyond all floats
-            damaged.append(f"{path.relative_to(folder)}: {error}")
-        else:
-            found += [record] if record else []
+            value = _read(path)
+            if value is not None:
+                found.append(_record(value, name, path.stat().st_mtime))
+        except (IterandError, OSError) as error:
+            damaged.append(f"{_as_text(name)}: {error}")
     return Records(tuple(found), tuple(damaged))
 
 
-def _read(path: Path, folder: Path) -> Record | None:
-    text = ""
+def _read(path: Path) -> Any:
+    """What a file holds that is, or should be, a record; None for another file."""
     try:
-        text = path.read_text(encoding="utf-8")
-        value, written = json.loads(text), path.stat().st_mtime
-    except (OSError, ValueError, RecursionError) as error:
-        if path.name == RECORD or _FAMILY in text:
-            raise IterandError(f"it cannot be read: {error}") from None
+        value = record_file.read(path)
+    except IterandError:
+        if path.name == RECORD or _names_format(path):
+            raise
         return None
     kind = value.get("format") if isinstance(value, dict) else None
-    if kind == RECORD_FORMAT:
-        return _checked(value, path.relative_to(folder), written)
-    if path.name == RECORD or str(kind).startswith(_FAMILY):
-        raise IterandError(f"its format is {kind!r}; this version reads {RECORD_FORMAT!r}")
-    return None
+    return value if path.name == RECORD or str(kind).startswith(record_file.FAMILY) else None
 
 
-def _checked(value: dict[str, Any], path: Path, written: float) -> Record:
-    recipe, result, metrics, environment = (
-        _part(value, key, kind)
-        for key, kind in (("recipe", dict), ("result", dict), ("metrics", list), ("environment", dict))
-    )
-    if not metrics or not all(isinstance(epoch, dict) for epoch in metrics):
-        raise IterandError("its metrics are not one table an epoch")
-    seconds = _required("seconds", value.get("seconds"))
-    _required("result.test_accuracy", result.get("test_accuracy"))
-    curves = [{key: _required(f"metrics.{key}", epoch.get(key)) for key in PER_EPOCH} for epoch in metrics]
-    return Record(path, recipe_file.from_dict(recipe), result, tuple(curves), seconds, environment, written)
+def _names_format(path: Path) -> bool:
+    """Whether a file that cannot be read begins like a record."""
+    if not path.is_file():
+        return False
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return record_file.FAMILY in file.read(_BEGINNING)
 
 
-def _part(value: dict[str, Any], key: str, kind: type) -> Any:
-    if not isinstance(value.get(key), kind):
-        raise IterandError(f"it has no {key}")
-    return value[key]
+def _record(value: Any, name: Path, written: float) -> Record:
+    record = record_file.check(value)
+    if not is_text(str(name)):
+        raise IterandError("its path is not UTF-8, so no page can name it; rename its folder")
+    curves = tuple({key: float(epoch[key]) for key in record_file.PER_EPOCH} for epoch in record["metrics"])
+    recipe = recipe_file.from_dict(record["recipe"])
+    return Record(name, recipe, record["result"], curves, float(record["seconds"]), record["environment"], written)
 
 
-def _required(name: str, value: object) -> float:
-    number = _number(value)
-    if number is None:
-        raise IterandError(f"its {name} is {value!r}; it must be a number")
-    return number
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond all floats
-        return None
+def _as_text(name: Path) -> str:
+    return str(name).encode("utf-8", "backslashreplace").decode()
