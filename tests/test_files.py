@@ -1,10 +1,13 @@
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from iterand.files import atomic_write
+from iterand.files import atomic_write, remove_unfinished
 
 
 def test_the_file_holds_the_data_and_nothing_lies_beside_it(tmp_path):
@@ -70,3 +73,54 @@ def test_a_folder_in_the_way_is_named(tmp_path):
     with pytest.raises(OSError, match=f"^{tmp_path} is a folder; give the name of a file$"):
         atomic_write(tmp_path, b"data")
     assert list(tmp_path.iterdir()) == []
+
+
+KILLED = """
+import os, signal, sys
+from iterand.files import atomic_write
+os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
+atomic_write(sys.argv[1], b"half of it")
+"""
+
+
+@pytest.fixture
+def left(tmp_path):
+    """What a writer that was killed leaves."""
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "file.bin")], timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    (path,) = tmp_path.iterdir()
+    assert path.name.endswith(".part")
+    return path
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such signal")
+def test_what_a_killed_writer_left_is_removed_by_a_later_one(tmp_path, left):
+    now = left.stat().st_mtime
+    os.utime(left, (now - 3000, now - 3000))
+    atomic_write(tmp_path / "file.bin", b"whole")
+    assert left.exists()  # its writer may be alive
+    os.utime(left, (now - 4000, now - 4000))
+    atomic_write(tmp_path / "file.bin", b"whole")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file.bin"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such signal")
+def test_what_a_killed_writer_left_is_removed_at_once_by_one_who_is_alone(tmp_path, left):
+    remove_unfinished(tmp_path / "file.bin")
+    assert not left.exists()
+    remove_unfinished(tmp_path / "nowhere" / "file.bin")
+
+
+def test_nothing_else_is_removed(tmp_path):
+    names = [
+        ".file.bin.abcd1234.part",
+        ".file.bin.new.abcd1234.part",
+        ".file.binx.abcd1234.part",
+        ".xfile.bin.abcd1234.part",
+    ]
+    names += ["file.bin.abcd1234.part", ".file.bin.abcd1234.party", ".fileXbin.abcd1234.part", ".file.bin.part"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"")
+        os.utime(tmp_path / name, (0, 0))
+    atomic_write(tmp_path / "file.bin", b"data")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(["file.bin", *names[1:]])

@@ -94,6 +94,16 @@ def test_a_complete_run_in_a_folder_that_is_read_only_is_shown(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (folder, *folder.iterdir())} == before
 
 
+def test_what_a_killed_run_left_unfinished_is_removed(tmp_path):
+    names = ("record.json", "model.ticket", "recipe.toml", "checkpoint.safetensors.new")
+    left = [tmp_path / f".{name}.abcd1234.part" for name in names]
+    other = tmp_path / ".report.html.abcd1234.part"
+    for path in (*left, other):
+        path.write_bytes(b"half of it")
+    run(small("epochs=1"), RunFolder(tmp_path), device=CPU)
+    assert [path for path in (*left, other) if path.exists()] == [other]
+
+
 def test_a_record_that_was_written_while_the_folder_was_locked_is_found(tmp_path, monkeypatch):
     record = run(small("epochs=1"), RunFolder(tmp_path / "done"), device=CPU)
 

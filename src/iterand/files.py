@@ -1,9 +1,13 @@
 """Write a file so that a crash leaves the old one or the new one, never half of either."""
 
 import contextlib
+import math
 import os
+import re
 import tempfile
 from pathlib import Path
+
+_STALE = 3600.0  # seconds in which a writer that is alive writes something
 
 
 def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryview) -> None:
@@ -20,15 +24,33 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryv
     handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
+            remove_unfinished(target, before=os.fstat(file.fileno()).st_mtime - _STALE)  # by the file system's clock
             file.write(data)
             file.flush()
-            os.fchmod(file.fileno(), _mode(target))
+            Path(beside).chmod(_mode(target))
             os.fsync(file.fileno())
         Path(beside).replace(target)
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
     _sync_folder(target.parent)
+
+
+def remove_unfinished(path: str | os.PathLike[str], *, before: float = math.inf) -> None:
+    """Remove what writers of ``path`` left beside it when they were killed, if it was last changed ``before`` then.
+
+    Without a time only for one who knows that nobody else writes this file now.
+    """
+    target = Path(os.path.realpath(path))
+    unfinished = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}\.part")
+    try:
+        found = [entry for entry in target.parent.iterdir() if unfinished.fullmatch(entry.name)]
+    except OSError:  # a folder that may be written to, but not looked into
+        return
+    for entry in found:
+        with contextlib.suppress(OSError):  # another removes it too
+            if entry.stat().st_mtime < before:
+                entry.unlink()
 
 
 def _mode(target: Path) -> int:

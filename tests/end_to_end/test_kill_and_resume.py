@@ -68,6 +68,7 @@ def test_sigkill_at_any_moment(tmp_path, whole):
         process.communicate()
     finish(start(tmp_path))
     compare(tmp_path, whole)
+    assert not list(tmp_path.glob(".*.part"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -18,6 +18,8 @@ from iterand.files import atomic_write
 
 NAME = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
+NEW = f"{NAME}.new"
+"""Until it gets its name."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> None:
     memory.require(size, "writing the checkpoint", "make the network smaller, or free some")
     data = save(tensors, metadata={"state": state, "sha256": _digest(tensors, state)})
     current, previous = folder / NAME, folder / PREVIOUS
-    beside = folder / f"{NAME}.new"
+    beside = folder / NEW
     try:
         atomic_write(beside, data)
         if current.exists():

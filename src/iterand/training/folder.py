@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 
 from iterand.errors import IterandError, RecipeError
-from iterand.files import atomic_write
+from iterand.files import atomic_write, remove_unfinished
 from iterand.training import checkpoint, recipe_file, record
 from iterand.training.checkpoint import Checkpoint
 from iterand.training.recipe import Recipe
@@ -24,7 +24,7 @@ TICKET = "model.ticket"
 TENSORBOARD = "tensorboard"
 _LOCK = ".lock"
 _WRITER = ThreadPoolExecutor(1, thread_name_prefix="iterand-checkpoint")
-_OWN = (RECIPE, METRICS, ENVIRONMENT, RECORD, TICKET, checkpoint.NAME, checkpoint.PREVIOUS)
+_OWN = (RECIPE, METRICS, ENVIRONMENT, RECORD, TICKET, checkpoint.NAME, checkpoint.PREVIOUS, checkpoint.NEW)
 
 
 def default_path(recipe: Recipe, base: Path = Path("runs")) -> Path:
@@ -62,6 +62,8 @@ class RunFolder:
                 if not fresh:
                     self._check(recipe)
                     self._find_record(recipe)  # another process may have written it before the lock was free
+                for name in _OWN:
+                    remove_unfinished(self.path / name)
                 try:
                     yield
                 finally:
