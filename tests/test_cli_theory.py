@@ -6,6 +6,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+from iterand.cli import console
 from iterand.cli.theory import app
 from iterand.ticket import read_ticket
 
@@ -90,6 +91,17 @@ class TestConstruct:
         (("construct", "--trials", "0"), "trials has 0"),
         (("construct", "--hidden", "0"), "hidden has 0"),
         (("construct", "--rounds", "3", "--epsilon", "0.5"), "3 rounds ask for"),
+        (
+            ("width", "--epsilon", "1e-5"),
+            "epsilon 1e-05 and 1 rounds takes about 3e+14 draws, and at most 1e+11 are made",
+        ),
+        (("width", "--delta", "1e-320"), "delta is 9.99989e-321; it must be at least 1e-100"),
+        (("width", "--widths", "99999999999,1"), "widths has 99999999999; it must be at most 1e+09"),
+        (("width", "--rounds", "9" * 400), "it must be at most 1e+150"),
+        (("simulate", "--epsilon", "1e-6"), "simulating epsilon 1e-06 takes about"),
+        (("simulate", "--trials", "9" * 200), "trials has 9999"),
+        (("construct", "--epsilon", "1e-9", "--hidden", "2"), "building 1 networks with up to"),
+        (("construct", "--hidden", "100000"), "hidden has 100000; its construction has at least"),
         (("width", "--plot", "picture.doc"), "'picture.doc' has no ending for a picture; use one of"),
     ],
 )
@@ -102,3 +114,33 @@ def test_bad_input_is_left_to_main(arguments, message):
 
 def test_unknown_option_is_a_usage_error():
     assert CliRunner().invoke(app, ["width", "--epsilom", "1"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("width", "--epsilon", "0.5", "--trials", "20"),
+        ("simulate", "--epsilon", "0.5", "--trials", "20"),
+        ("construct", "--epsilon", "0.9", "--hidden", "2"),
+    ],
+)
+def test_a_long_computation_says_how_far_it_is(cli, monkeypatch, arguments):
+    monkeypatch.setattr(console, "_SECONDS_A_LINE", -1.0)
+    code, out, err = cli("theory", *arguments, "--json")
+    assert code == 0
+    json.loads(out)
+    shares = [int(share) for share in re.findall(r"^(?:simulating|building): (\d+) %$", err, re.MULTILINE)]
+    assert shares == sorted(shares)
+    assert len(set(shares)) > 2
+    assert shares[-1] > 60
+
+
+def test_a_long_computation_can_be_interrupted(cli, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("iterand.theory.simulate.search", interrupted)
+    code, out, err = cli("theory", "width")
+    assert code != 0
+    assert out == ""
+    assert "Traceback" not in err

@@ -191,6 +191,14 @@ class TestRepaired:
                 needed = exact.repaired_copies(epsilon, 0.05, [1, 1], rounds)[0]
                 assert needed <= math.ceil(2.503 * 16 / (epsilon * rounds) ** 2 * math.log(2 / 0.05))
 
+    def test_a_tolerance_far_below_the_precision_of_a_float_beside_one(self):
+        assert exact.hit_probability(1.0, 1e-30) == exact.hit_probability(-1.0, 1e-30) == 5e-31
+        assert exact.hit_probability(0.5, 1e-30) == 1e-30
+        (tolerance,) = exact.network_tolerances(1e-50, [10**9, 1])
+        (copies,) = exact.repaired_copies(1e-50, 0.05, [10**9, 1])
+        served = tolerance.u / 2 * (tolerance.v / 2)
+        assert copies == pytest.approx(math.log(2 * 10**9 / 0.05) / served, rel=1e-9)
+
 
 class TestLimits:
     @pytest.mark.parametrize("epsilon", [0.1, 0.5])
@@ -223,6 +231,9 @@ class TestLimits:
         (lambda: bounds.vector_width(0.1, 0.05, outputs=0), "outputs has 0; it must be a whole number of at least 1"),
         (lambda: bounds.network_rounds(0.1, 0.05, [4]), r"widths are \[4\]; name at least two"),
         (lambda: exact.half_failure([1.5], Tolerance(0.1, 0.1), 3), "a weight is 1.5; .*so scale the target"),
+        (lambda: exact.repaired_rounds(0.1, 1e-320, [1, 1]), "delta is 9.99989e-321; it must be at least 1e-100"),
+        (lambda: exact.repaired_widths(0.1, 0.05, [10**11, 1]), r"widths has 100000000000; it must be at most 1e\+09"),
+        (lambda: bounds.scalar_width(0.1, 0.05, rounds=10**200), r"rounds has 1000.*0; it must be at most 1e\+150"),
     ],
 )
 def test_bad_input_gets_a_sentence(call, message):

@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 import iterand
+from iterand import philox
 from iterand.theory import certify, exact
-from iterand.theory.construct import build, construct
+from iterand.theory.construct import build, build_draws, construct
 from iterand.theory.exact import Tolerance
+from iterand.theory.search import uniform
 from iterand.theory.simulate import estimate
 from iterand.theory.target import accuracy, digits, matrices, normalize_, trained_target
-from iterand.theory.trials import Experiment, error_rows
+from iterand.theory.trials import Experiment, digits_experiment, error_rows
 from iterand.ticket import load_ticket, save_ticket
 
 
@@ -277,3 +279,57 @@ class TestBadTargets:
             construct(network(2, 2), 0.5, 0.1, rounds=0)
         with pytest.raises(ValueError, match=r"2 rounds ask for \d+ random weights, .* \d+ rounds need no more"):
             construct(network(20, 20), 0.1, 0.1, rounds=2)
+
+
+def test_where_every_draw_has_the_wrong_sign_nothing_is_built():
+    """With one input, one copy and one draw that happens in a quarter of all cases."""
+    (weight,) = matrices(network(1, 1))
+    refused = []
+    for seed in range(20):
+        u, _ = philox_draws(seed)
+        wrong = bool(u[0] <= 0 and u[1] >= 0)
+        if wrong:
+            sentence = rf"seed {seed} draws no weight of layer 0 with the sign .*more rounds than 1, more copies than 1"
+            with pytest.raises(ValueError, match=sentence):
+                build([weight], [Tolerance(0.1, 0.1)], 1, [1], seed)
+        else:
+            build([weight], [Tolerance(0.1, 0.1)], 1, [1], seed)
+        refused.append(wrong)
+    assert any(refused)
+    assert not all(refused)
+
+
+def philox_draws(seed):
+    """The two u and the two v of a construction of width 2."""
+    names = ("0.weight", "2.weight")
+    zero = torch.zeros(2, dtype=torch.int64)
+    return [uniform(torch.arange(2), zero, philox.key(seed, name)) for name in names]
+
+
+def test_progress_counts_the_draws():
+    weights, tolerances = matrices(network(3, 4, 2)), [Tolerance(0.02, 0.01)] * 2
+    made = []
+    build(weights, tolerances, 10_000, [1, 2], 0, made.append)
+    assert sum(made) == pytest.approx(build_draws(weights, tolerances, 10_000, [1, 2]), rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: construct(network(3, 2), 1e-12, 0.05),
+            r"building with up to \d+ rounds takes about .* draws, and at most",
+        ),
+        (
+            lambda: construct(network(3, 2), 0.9, 0.05, rounds=1 << 32),
+            r"rounds has 4294967296; it must be at most 2e\+09",
+        ),
+        (lambda: digits_experiment(10**12, 0.5, 0.05), r"widths has 1000000000000; it must be at most 1e\+09"),
+        (lambda: digits_experiment(100_000, 0.5, 0.05), r"hidden has 100000; its construction has at least \d+ random"),
+        (lambda: digits_experiment(100, 0.5, 0.05, rounds=0), "rounds has 0"),
+    ],
+)
+def test_what_would_take_for_ever_is_refused_at_once(monkeypatch, call, message):
+    monkeypatch.setattr("iterand.theory.trials.trained_target", lambda *arguments: pytest.fail("began to train"))
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -6,11 +6,12 @@ import math
 import pytest
 import torch
 
-from iterand import philox
+from iterand import memory, philox
+from iterand.errors import NotEnoughMemoryError
 from iterand.theory import best, bounds, exact, limits, tables
 from iterand.theory.exact import Tolerance
 from iterand.theory.search import search, uniform
-from iterand.theory.simulate import HalfDraws, estimate, simulated_width
+from iterand.theory.simulate import HalfDraws, estimate, half_draws, simulated_width, width_draws
 
 KEY = philox.key(3, "test")
 SURE = 1 - 1e-5  # of an interval: over all the cells below, about one seed in a thousand would miss one
@@ -185,3 +186,55 @@ def test_failure_rows_line_up():
 def test_best_rows():
     for row in tables.best_rows(1.0, cases=[(2, 1), (2, 3)], trials=50):
         assert 0 < row.best <= row.construction <= 1
+
+
+class TestCost:
+    @pytest.mark.parametrize(("epsilon", "rounds", "trials"), [(0.3, 1, 500), (0.1, 20, 300), (0.5, 60, 2000)])
+    def test_of_a_simulated_width(self, epsilon, rounds, trials):
+        made = []
+        simulated_width(epsilon, 0.05, rounds, trials=trials, progress=made.append)
+        expected = width_draws(epsilon, rounds, trials=trials)
+        assert sum(made) == pytest.approx(expected, rel=0.3)  # neurons are looked at in blocks
+
+    def test_of_halves_and_of_the_best(self):
+        made = []
+        HalfDraws([0.5], Tolerance(0.05, 0.05), 300, trials=2000, progress=made.append)
+        assert sum(made) == pytest.approx(half_draws([0.5], Tolerance(0.05, 0.05), 300, trials=2000), rel=0.05)
+        made.clear()
+        best.best_failures(0.1, [1, 8, 20], trials=50, progress=made.append)
+        assert sum(made) == best.best_draws([1, 8, 20], trials=50) == 4 * 50 * (20 + 29)
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (
+                lambda: simulated_width(1e-5, 0.05, 1),
+                r"epsilon 1e-05 and 1 rounds takes about 3e\+14 draws, and at most",
+            ),
+            (lambda: HalfDraws([1.0], Tolerance(1e-9, 1e-9), 10**9), r"simulating halves takes about .* draws"),
+            (
+                lambda: best.best_failures(1e-6, [10**9]),
+                r"finding the best of 1000000000 rounds takes about 2e\+13 draws",
+            ),
+            (
+                lambda: tables.failure_rows(1e-6, [10**8]),
+                r"simulating epsilon 1e-06 takes about .* raise epsilon, or lower the",
+            ),
+        ],
+    )
+    def test_what_would_take_for_ever_is_refused_at_once(self, call, message):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda: simulated_width(0.9, 0.05, 50, trials=10**9),
+            lambda: HalfDraws([1.0], Tolerance(0.9, 0.9), 50, trials=10**9),
+            lambda: best.best_failures(0.1, [10**8], trials=1),
+        ],
+    )
+    def test_what_would_take_more_memory_than_there_is_is_refused(self, monkeypatch, call):
+        monkeypatch.setattr(memory, "available", lambda device=None: 1_000_000_000)
+        with pytest.raises(NotEnoughMemoryError, match="but 1 GB are free"):
+            call()

@@ -6,11 +6,19 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 if TYPE_CHECKING:
     from iterand.training.session import Session
@@ -84,6 +92,25 @@ def progress_bar() -> Progress:
         transient=True,
         disable=not err.is_terminal,
     )
+
+
+@contextlib.contextmanager
+def counting(label: str, total: float) -> Iterator[Callable[[float], None]]:
+    """Shows on stderr how much of a long computation is done: give the answer what was done since the last time."""
+    done, said = 0.0, time.monotonic()
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task(label, total=total)
+
+        def advance(more: float) -> None:
+            nonlocal done, said
+            done += more
+            progress.update(task, completed=min(done, total))
+            if not err.is_terminal and time.monotonic() - said > _SECONDS_A_LINE:
+                said = time.monotonic()
+                say(f"{label}: {min(99, int(100 * done / total))} %", to=err)
+
+        yield advance
 
 
 class ProgressObserver:

@@ -11,7 +11,8 @@ import typer
 from rich.progress import track
 from rich.table import Table
 
-from iterand.cli.console import err, out, print_json
+from iterand.checks import shown
+from iterand.cli.console import counting, err, out, print_json
 
 if TYPE_CHECKING:
     from iterand.theory.simulate import Estimate
@@ -53,10 +54,8 @@ def width(
 
     sizes = _parse_widths(widths)
     chosen = [rounds] if rounds is not None else tables.rounds_over(epsilon, delta, sizes)
-    rows = [
-        tables.width_row(epsilon, delta, sizes, count, trials, seed)
-        for count in track(chosen, "simulating", console=err, transient=True)
-    ]
+    with counting("simulating", tables.width_rows_draws(epsilon, sizes, chosen, trials)) as advance:
+        rows = [tables.width_row(epsilon, delta, sizes, count, trials, seed, advance) for count in chosen]
     needed = {
         "paper": tables.claimed_rounds(epsilon, delta, sizes),
         "repaired": exact.repaired_rounds(epsilon, delta, sizes),
@@ -110,8 +109,10 @@ def simulate(
     from iterand.theory import tables
 
     chosen = [rounds] if rounds is not None else tables.rounds_over(epsilon, delta)
-    with err.status("simulating"):
-        rows = tables.failure_rows(epsilon, chosen, weight=weight, trials=trials, seed=seed)
+    total = tables.failure_rows_draws(epsilon, chosen, weight=weight, trials=trials)
+    with counting("simulating", total) as advance:
+        rows = tables.failure_rows(epsilon, chosen, weight=weight, trials=trials, seed=seed, progress=advance)
+    with err.status("trying every choice"):
         small = tables.best_rows(weight, seed=seed)
     if plot:
         from iterand.theory import plots
@@ -149,18 +150,23 @@ def construct(
 ) -> None:
     """Build the network of the theorem for a target trained on digits, and certify its error."""
     from iterand.theory.bounds import check_count
+    from iterand.theory.search import check_draws
     from iterand.theory.trials import digits_experiment, error_rows
 
     check_count("trials", trials)
-    experiment = digits_experiment(hidden, epsilon, delta, rounds)
+    with err.status("training the target"):
+        experiment = digits_experiment(hidden, epsilon, delta, rounds)
+    total = trials * experiment.draws
+    check_draws(total, f"building {trials} networks with up to {experiment.rounds} rounds")
     done = []
-    for number in track(range(seed, seed + trials), "building", console=err, transient=True):
-        trial, model = experiment.run(number)
-        done.append(trial)
-        if ticket and number == seed:
-            from iterand.ticket import save_ticket
+    with counting("building", total) as advance:
+        for number in range(seed, seed + trials):
+            trial, model = experiment.run(number, advance)
+            done.append(trial)
+            if ticket and number == seed:
+                from iterand.ticket import save_ticket
 
-            save_ticket(model, ticket)
+                save_ticket(model, ticket)
     if plot:
         from iterand.theory import plots
 
@@ -194,7 +200,9 @@ def _parse_widths(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"widths are {text!r}; name whole numbers with commas between, such as 64,12,10") from None
+        raise ValueError(
+            f"widths are {shown(text)}; name whole numbers with commas between, such as 64,12,10"
+        ) from None
 
 
 def _interval(estimate: "Estimate") -> str:

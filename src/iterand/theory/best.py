@@ -9,18 +9,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from iterand import philox
+from iterand import memory, philox
 from iterand.theory import bounds
-from iterand.theory.search import uniform
+from iterand.theory.search import MOST_ROUNDS, Progress, check_draws, silent, uniform
 from iterand.theory.simulate import Estimate, estimate
 
+_DRAW_BYTES = 24  # index, number and value of a draw
 STATES = 1 << 20  # the most choices of draws and masks that are tried one by one
 
 
 def draws(width: int, rounds: int, trials: int, seed: int = 0, first_trial: int = 0) -> tuple[Tensor, Tensor]:
     """The R draws of u and v of ``width`` hidden neurons, each trials × width × rounds."""
-    for name, value in (("width", width), ("rounds", rounds), ("trials", trials)):
+    for name, value in (("width", width), ("trials", trials)):
         bounds.check_count(name, value)
+    bounds.check_count("rounds", rounds, most=MOST_ROUNDS)
     weights = 2 * width
     index = torch.arange(first_trial * weights, (first_trial + trials) * weights)
     draw = torch.arange(rounds).expand(index.numel(), rounds)
@@ -84,18 +86,36 @@ def _nearest(values: Tensor, center: float) -> Tensor:
     return values.gather(2, (values - center).abs().argmin(dim=2, keepdim=True)).squeeze(2)
 
 
+def best_draws(rounds: Sequence[int], *, trials: int) -> float:
+    """How many draws ``best_failures`` makes, those counted too that it sorts for each R."""
+    bounds.check_count("trials", trials)
+    return 4.0 * trials * (max(rounds) + sum(rounds))
+
+
 def best_failures(
-    epsilon: float, rounds: Sequence[int], *, weight: float = 1.0, trials: int = 2_000, seed: int = 0
+    epsilon: float,
+    rounds: Sequence[int],
+    *,
+    weight: float = 1.0,
+    trials: int = 2_000,
+    seed: int = 0,
+    progress: Progress = silent,
 ) -> list[Estimate]:
     """How often even the best choice at width 2 has an error above ε, for each R of ``rounds``."""
     bounds.check_epsilon(epsilon)
+    for count in rounds:
+        bounds.check_count("rounds", count)
     most = max(rounds)
+    check_draws(best_draws(rounds, trials=trials), f"finding the best of {most} rounds")
+    memory.require(4 * most * _DRAW_BYTES, f"finding the best of {most} rounds", "raise epsilon, or give fewer rounds")
     failures = [0] * len(rounds)
     step = max(1, philox.CHUNK // (4 * most))
     for start in range(0, trials, step):
-        u, v = draws(2, most, min(step, trials - start), seed, start)
+        together = min(step, trials - start)
+        u, v = draws(2, most, together, seed, start)
+        progress(4 * together * most)
         for row, count in enumerate(rounds):
-            bounds.check_count("rounds", count)
+            progress(4 * together * count)
             errors = best_error_width_two(u[..., :count].contiguous(), v[..., :count].contiguous(), weight)
             failures[row] += int((errors > epsilon).sum())
     return [estimate(count, trials) for count in failures]

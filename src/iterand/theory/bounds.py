@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
+from iterand.checks import shown
+
 
 def uniform_sampling_draws(epsilon: float, delta: float) -> int:
     """Lemma A.2: so many draws from U[-1, 1] come within ε of any α in [-1, 1] with probability 1 − δ."""
@@ -97,7 +99,7 @@ def layers(widths: Sequence[int]) -> list[tuple[int, int]]:
     if len(widths) < 2:
         raise ValueError(f"widths are {list(widths)}; name at least two, the inputs and the outputs of one layer")
     for width in widths:
-        check_count("widths", width)
+        check_count("widths", width, most=10**9)
     return list(pairwise(widths))
 
 
@@ -112,16 +114,20 @@ def check_epsilon(epsilon: float) -> None:
 
 
 def check_delta(delta: float) -> None:
-    """Refuse what is no probability of failure."""
+    """Refuse what is no probability of failure, or so small that its inverse is no number."""
     if not 0 < delta < 1:
         raise ValueError(f"delta is {delta:g}; it is a probability of failure, so it must lie between 0 and 1")
+    if delta < 1e-100:
+        raise ValueError(f"delta is {delta:g}; it must be at least 1e-100, or the width is no number")
 
 
-def check_count(name: str, value: int) -> None:
-    """Refuse what is no positive whole number."""
+def check_count(name: str, value: int, most: int = 10**150) -> None:
+    """Refuse what is no positive whole number, or one whose square is beyond all floats."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         hint = "; 1 means without re-sampling" if name == "rounds" else ""
         raise ValueError(f"{name} has {value!r}; it must be a whole number of at least 1{hint}")
+    if value > most:
+        raise ValueError(f"{name} has {shown(value)}; it must be at most {most:.0e}")
 
 
 def _vector_rounds_squared(epsilon: float, delta: float, outputs: int) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from iterand import masking, philox
 from iterand.theory import bounds, exact
 from iterand.theory.exact import Tolerance
-from iterand.theory.search import Found, search
+from iterand.theory.search import Found, Progress, check_draws, expected_draws, search, silent
 from iterand.theory.target import empty_linear, layer_widths, matrices
 
 LARGEST = 1 << 24  # weights of a random network that is built
@@ -36,7 +36,12 @@ class Construction(NamedTuple):
 
 
 def construct(
-    target: nn.Sequential, epsilon: float, delta: float, rounds: int | None = None, seed: int = 0
+    target: nn.Sequential,
+    epsilon: float,
+    delta: float,
+    rounds: int | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
 ) -> Construction:
     """Approximate a target within ε for all ‖x‖∞ ≤ 1 with probability 1 − δ, by the repaired theorem.
 
@@ -47,6 +52,7 @@ def construct(
         rounds: R, the draws of every weight; the smaller, the wider the network. By default as many as let a width
             of twice the target's be enough.
         seed: Of the random network.
+        progress: Hears of the draws as they are made.
     """
     widths = layer_widths(target)
     if rounds is None:
@@ -59,24 +65,50 @@ def construct(
             f"{rounds} rounds ask for {size} random weights, and at most {LARGEST} are built; "
             f"{exact.repaired_rounds(epsilon, delta, widths)} rounds need no more than twice the target's width"
         )
-    return build(matrices(target), exact.network_tolerances(epsilon, widths), rounds, copies, seed)
+    return build(matrices(target), exact.network_tolerances(epsilon, widths), rounds, copies, seed, progress)
+
+
+def build_draws(
+    weights: Sequence[Tensor], tolerances: Sequence[Tolerance], rounds: int, copies: Sequence[int]
+) -> float:
+    """How many draws ``build`` makes, in the mean, roughly."""
+    total = 0.0
+    for weight, tolerance, count in zip(weights, tolerances, copies):
+        outputs, inputs = weight.shape
+        of_u, of_v = expected_draws(tolerance.u / 2, rounds), expected_draws(tolerance.v, rounds)
+        total += 2 * inputs * count * (of_u + outputs * of_v)
+    return total
 
 
 def build(
-    weights: Sequence[Tensor], tolerances: Sequence[Tolerance], rounds: int, copies: Sequence[int], seed: int
+    weights: Sequence[Tensor],
+    tolerances: Sequence[Tolerance],
+    rounds: int,
+    copies: Sequence[int],
+    seed: int,
+    progress: Progress = silent,
 ) -> Construction:
     """Draw the random network, search the draws of its weights, and keep what the proof keeps.
 
-    Where no draw is within its tolerance the nearest is taken, so something is built in any case.
+    Where no draw is within its tolerance the nearest is taken. Only where all draws of a layer have the wrong sign is
+    there nothing to keep, and nothing is built.
     """
     bounds.check_count("rounds", rounds)
+    expected = build_draws(weights, tolerances, rounds, copies)
+    check_draws(expected, f"building with up to {rounds} rounds", "raise epsilon, or give fewer rounds")
     model = _random_network(weights, copies)
     names = [f"{number}.weight" for number, module in enumerate(model) if isinstance(module, nn.Linear)]
     states: dict[str, State] = {}
     held = True
     for number, (weight, tolerance, count) in enumerate(zip(weights, tolerances, copies)):
         pair = names[2 * number : 2 * number + 2]
-        first, second, well = _layer_pair(weight, tolerance, rounds, count, [philox.key(seed, name) for name in pair])
+        keys = [philox.key(seed, name) for name in pair]
+        first, second, well = _layer_pair(weight, tolerance, rounds, count, keys, progress)
+        if not first.mask.any():
+            raise ValueError(
+                f"seed {seed} draws no weight of layer {number} with the sign that the proof needs, so nothing would "
+                f"be kept; take more rounds than {rounds}, more copies than {count}, or another seed"
+            )
         states |= zip(pair, (first, second))
         held &= well
     sparsity = {name: 1 - int(mask.sum()) / mask.numel() for name, (mask, _) in states.items()}
@@ -96,7 +128,7 @@ def _random_network(weights: Sequence[Tensor], copies: Sequence[int]) -> nn.Sequ
 
 
 def _layer_pair(
-    weight: Tensor, tolerance: Tolerance, rounds: int, copies: int, keys: Sequence[philox.Key]
+    weight: Tensor, tolerance: Tolerance, rounds: int, copies: int, keys: Sequence[philox.Key], progress: Progress
 ) -> tuple[State, State, bool]:
     """The two random layers that stand for one layer of the target (Lemma A.6), and whether all went well."""
     outputs, inputs = weight.shape
@@ -105,12 +137,12 @@ def _layer_pair(
     neuron = torch.arange(hidden)
     own_input = neuron // (2 * copies)
     sign = torch.where(neuron // copies % 2 == 0, 1.0, -1.0).double()
-    u = search(neuron * inputs + own_input, sign, torch.full_like(sign, tolerance.u), rounds, keys[0])
+    u = search(neuron * inputs + own_input, sign, torch.full_like(sign, tolerance.u), rounds, keys[0], progress)
 
     center = sign[:, None] * weight.T.double()[own_input]  # of v, hidden × outputs
     v_index = neuron[:, None] + hidden * torch.arange(outputs)
     within = torch.full_like(center, tolerance.v)
-    found = search(v_index.view(-1), center.view(-1), within.view(-1), rounds, keys[1])
+    found = search(v_index.view(-1), center.view(-1), within.view(-1), rounds, keys[1], progress)
     v = Found(*(column.view(hidden, outputs) for column in found))
 
     # Of the copies of a neuron one serves each output: a good one if there is any, and of those the nearest. The u of

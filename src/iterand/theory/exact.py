@@ -27,7 +27,7 @@ def hit_probability(center: float, tolerance: float) -> float:
     """P(|X − center| ≤ tolerance) for X from U[-1, 1]: from tolerance/2 at ±1 to tolerance inside."""
     if not -1 <= center <= 1:
         raise ValueError(f"a weight is {center:g}; a draw can only come near weights from -1 to 1, so scale the target")
-    return (min(1.0, center + tolerance) - max(-1.0, center - tolerance)) / 2
+    return (min(tolerance, 1 - center) + min(tolerance, 1 + center)) / 2
 
 
 def miss_probability(probability: float, rounds: int) -> float:
@@ -107,14 +107,22 @@ def repaired_copies(epsilon: float, delta: float, widths: Sequence[int], rounds:
         if rounds >= single:
             copies.append(1)
         else:
-            failure = half_failure([1.0], tolerance, rounds)
-            copies.append(math.ceil(math.log(2 * len(sizes) * inputs * outputs / delta) / -math.log(failure)))
+            # The logarithm of half_failure([1.0], tolerance, rounds), exact also where that is nearly 1.
+            hits = (hit_probability(1.0, near) for near in (tolerance.u, tolerance.v))
+            served = math.prod(_any_hit(hit, rounds) for hit in hits)
+            copies.append(math.ceil(math.log(2 * len(sizes) * inputs * outputs / delta) / -math.log1p(-served)))
     return copies
 
 
 def repaired_rounds(epsilon: float, delta: float, widths: Sequence[int]) -> int:
     """The repaired theorem: from this R on, twice the width of the target is enough."""
     return max(_rounds_by_layer(epsilon, delta, widths))
+
+
+def _any_hit(probability: float, rounds: int) -> float:
+    """The probability 1 − (1 − p)^R that one of R draws hits."""
+    bounds.check_count("rounds", rounds)
+    return -math.expm1(rounds * math.log1p(-probability))
 
 
 def _rounds_by_layer(epsilon: float, delta: float, widths: Sequence[int]) -> list[int]:

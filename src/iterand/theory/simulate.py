@@ -8,10 +8,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from iterand import philox
+from iterand import memory, philox
 from iterand.theory import bounds, exact
 from iterand.theory.exact import Tolerance
-from iterand.theory.search import search
+from iterand.theory.search import Progress, check_draws, expected_draws, search, silent
+
+_WEIGHT_BYTES = 40  # index, center, tolerance, draw and value of a simulated weight
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,13 @@ def estimate(count: int, trials: int, confidence: float = 0.99) -> Estimate:
     return Estimate(count / trials, float(interval.low), float(interval.high), count, trials)
 
 
+def half_draws(weights: Sequence[float], tolerance: Tolerance, rounds: int, *, copies: int = 1, trials: int) -> float:
+    """How many draws ``HalfDraws`` makes, in the mean."""
+    bounds.check_count("trials", trials)
+    hits = [exact.hit_probability(1.0, tolerance.u), *(exact.hit_probability(w, tolerance.v) for w in weights)]
+    return 2 * trials * copies * sum(expected_draws(hit, rounds) for hit in hits)
+
+
 class HalfDraws:
     """Simulated halves of Lemma A.5: at which draw each weight first comes within its tolerance.
 
@@ -47,9 +56,13 @@ class HalfDraws:
         copies: int = 1,
         trials: int = 10_000,
         seed: int = 0,
+        progress: Progress = silent,
     ) -> None:
         for name, value in (("rounds", rounds), ("copies", copies), ("trials", trials)):
             bounds.check_count(name, value)
+        check_draws(half_draws(weights, tolerance, rounds, copies=copies, trials=trials), "simulating halves")
+        size = 2 * trials * copies * (1 + len(weights))
+        memory.require(_WEIGHT_BYTES * size, f"simulating {trials} trials", "lower the number of trials")
         self.rounds = rounds
         centers = torch.tensor([1.0, *weights], dtype=torch.float64)
         tolerances = torch.tensor([tolerance.u] + [tolerance.v] * len(weights), dtype=torch.float64)
@@ -61,6 +74,7 @@ class HalfDraws:
             tolerances.expand(shape).reshape(-1),
             rounds,
             philox.key(seed, "theory.simulate"),
+            progress,
         )
         self.first = torch.where(found.hit, found.draw, rounds).view(shape)
 
@@ -83,8 +97,40 @@ class HalfDraws:
         return estimate(int(failed.sum()), failed.numel())
 
 
+def width_draws(epsilon: float, rounds: int, *, weight: float = 1.0, trials: int) -> float:
+    """How many draws ``simulated_width`` makes, in the mean."""
+    bounds.check_count("trials", trials)
+    tolerance = exact.scalar_tolerance(epsilon)
+    hit_u, hit_v = exact.hit_probability(1.0, tolerance.u), exact.hit_probability(weight, tolerance.v)
+    draws_u, draws_v = expected_draws(hit_u, rounds), expected_draws(hit_v, rounds)
+    serving = _serving(epsilon, rounds, weight)
+    block = _block(serving, 2 * trials)
+    found = serving * expected_draws(serving, block)  # the share of halves that are done with a block
+    neurons = 2 * trials * block / found
+    return neurons * (draws_u + draws_u * hit_u * draws_v)
+
+
+def _block(serving: float, halves: int) -> int:
+    """How many neurons of each half are looked at together: so many that most find one that serves, if they fit."""
+    return max(1, min(math.ceil(2 / serving), philox.CHUNK // halves))
+
+
+def _serving(epsilon: float, rounds: int, weight: float) -> float:
+    """The probability that a neuron serves: one of R draws of u hits, and one of v."""
+    tolerance = exact.scalar_tolerance(epsilon)
+    hits = exact.hit_probability(1.0, tolerance.u), exact.hit_probability(weight, tolerance.v)
+    return math.prod(hit * expected_draws(hit, rounds) for hit in hits)
+
+
 def simulated_width(
-    epsilon: float, delta: float, rounds: int, *, weight: float = 1.0, trials: int = 1_000, seed: int = 0
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    *,
+    weight: float = 1.0,
+    trials: int = 1_000,
+    seed: int = 0,
+    progress: Progress = silent,
 ) -> int:
     """The width that was enough for f(x) = w·x in a share 1 − δ of simulated trials, by the event of Lemma A.4.
 
@@ -94,19 +140,23 @@ def simulated_width(
     for name, value in (("rounds", rounds), ("trials", trials)):
         bounds.check_count(name, value)
     tolerance = exact.scalar_tolerance(epsilon)
+    what = f"simulating the width for epsilon {epsilon:g} and {rounds} rounds"
+    check_draws(width_draws(epsilon, rounds, weight=weight, trials=trials), what)
+    memory.require(2 * trials * _WEIGHT_BYTES, f"simulating {trials} trials", "lower the number of trials")
     key = philox.key(seed, "theory.width")
     needed = torch.zeros(2 * trials, dtype=torch.int64)
     active = torch.arange(2 * trials)
+    serving = _serving(epsilon, rounds, weight)
     while active.numel():
-        block = max(1, philox.CHUNK // active.numel())
+        block = _block(serving, active.numel())
         neurons = needed[active, None] + torch.arange(block)
         # The weights of neuron n of half h: an index no other neuron has, 2·(h + n·halves) for u and the next for v.
         index = 2 * (active[:, None] + neurons * needed.numel()).reshape(-1)
         served = torch.zeros(index.numel(), dtype=torch.bool)
-        served[_hits(index, 1.0, tolerance.u, rounds, key)] = True
+        served[_hits(index, 1.0, tolerance.u, rounds, key, progress)] = True
         candidates = served.nonzero().squeeze(1)
         served[candidates] = False
-        served[candidates[_hits(index[candidates] + 1, weight, tolerance.v, rounds, key)]] = True
+        served[candidates[_hits(index[candidates] + 1, weight, tolerance.v, rounds, key, progress)]] = True
         done = served.view(-1, block)
         needed[active] += torch.where(done.any(dim=1), done.to(torch.uint8).argmax(dim=1) + 1, block)
         active = active[~done.any(dim=1)]
@@ -114,8 +164,8 @@ def simulated_width(
     return 2 * int(copies[math.ceil((1 - delta) * trials) - 1])
 
 
-def _hits(index: Tensor, center: float, tolerance: float, rounds: int, key: philox.Key) -> Tensor:
+def _hits(index: Tensor, center: float, tolerance: float, rounds: int, key: philox.Key, progress: Progress) -> Tensor:
     if not index.numel():
         return index
     at, within = (torch.full(index.shape, value, dtype=torch.float64) for value in (center, tolerance))
-    return search(index, at, within, rounds, key).hit.nonzero().squeeze(1)
+    return search(index, at, within, rounds, key, progress).hit.nonzero().squeeze(1)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from iterand.theory import best, bounds, exact
-from iterand.theory.simulate import Estimate, HalfDraws, simulated_width
+from iterand.theory.search import Progress, check_draws, silent
+from iterand.theory.simulate import Estimate, HalfDraws, half_draws, simulated_width, width_draws
 
 SCALAR = (1, 1)  # the widths of f(x) = w·x
 
@@ -59,23 +60,51 @@ def rounds_over(epsilon: float, delta: float, widths: Sequence[int] = SCALAR) ->
     return sorted({*powers, *between, claimed_rounds(epsilon, delta, widths), last})
 
 
-def width_row(epsilon: float, delta: float, widths: Sequence[int], rounds: int, trials: int, seed: int = 0) -> WidthRow:
+def width_rows_draws(epsilon: float, widths: Sequence[int], rounds: Sequence[int], trials: int) -> float:
+    """How many draws ``width_row`` makes for all of these R, in the mean."""
+    if tuple(widths) != SCALAR:
+        return 0.0
+    return sum(width_draws(epsilon, count, trials=trials) for count in rounds)
+
+
+def width_row(
+    epsilon: float,
+    delta: float,
+    widths: Sequence[int],
+    rounds: int,
+    trials: int,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> WidthRow:
     """The widths at one R; for f(x) = w·x the paper's is that of Proposition 4.3."""
     repaired = exact.repaired_widths(epsilon, delta, widths, rounds)
     if tuple(widths) != SCALAR:
         return WidthRow(rounds, bounds.network_widths(epsilon, delta, widths, rounds), repaired, None)
-    simulated = simulated_width(epsilon, delta, rounds, trials=trials, seed=seed)
+    simulated = simulated_width(epsilon, delta, rounds, trials=trials, seed=seed, progress=progress)
     return WidthRow(rounds, [bounds.scalar_width(epsilon, delta, rounds)], repaired, simulated)
 
 
+def failure_rows_draws(epsilon: float, rounds: Sequence[int], *, weight: float = 1.0, trials: int) -> float:
+    """How many draws ``failure_rows`` makes, in the mean."""
+    halves = half_draws([weight], exact.scalar_tolerance(epsilon), max(rounds), trials=trials)
+    return halves + best.best_draws(rounds, trials=trials)
+
+
 def failure_rows(
-    epsilon: float, rounds: Sequence[int], *, weight: float = 1.0, trials: int = 20_000, seed: int = 0
+    epsilon: float,
+    rounds: Sequence[int],
+    *,
+    weight: float = 1.0,
+    trials: int = 20_000,
+    seed: int = 0,
+    progress: Progress = silent,
 ) -> list[FailureRow]:
     """The failure at width 2 over R, for f(x) = w·x."""
     tolerance = exact.scalar_tolerance(epsilon)
     exact_halves = [exact.half_failure([weight], tolerance, count) for count in rounds]
-    halves = HalfDraws([weight], tolerance, max(rounds), trials=trials, seed=seed)
-    best_of_all = best.best_failures(epsilon, rounds, weight=weight, trials=trials, seed=seed)
+    check_draws(failure_rows_draws(epsilon, rounds, weight=weight, trials=trials), f"simulating epsilon {epsilon:g}")
+    halves = HalfDraws([weight], tolerance, max(rounds), trials=trials, seed=seed, progress=progress)
+    best_of_all = best.best_failures(epsilon, rounds, weight=weight, trials=trials, seed=seed, progress=progress)
     rows = []
     for count, half, best_failure in zip(rounds, exact_halves, best_of_all):
         rows.append(

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from iterand.theory import exact
+from iterand.theory.bounds import check_count, layers
 from iterand.theory.certify import certify, unprotected
-from iterand.theory.construct import build, construct
+from iterand.theory.construct import LARGEST, build, build_draws, construct
 from iterand.theory.exact import Tolerance
+from iterand.theory.search import Progress, silent
 from iterand.theory.target import Part, accuracy, digits, layer_widths, matrices, trained_target
 
 
@@ -56,9 +58,16 @@ class Experiment:
         self.widths = layer_widths(target)
         self.rounds = exact.repaired_rounds(epsilon, delta, self.widths) if rounds is None else rounds
 
-    def run(self, seed: int) -> tuple[Trial, nn.Sequential]:
+    @property
+    def draws(self) -> float:
+        """How many draws a construction makes, in the mean, roughly."""
+        tolerances = exact.network_tolerances(self.epsilon, self.widths)
+        copies = exact.repaired_copies(self.epsilon, self.delta, self.widths, self.rounds)
+        return build_draws(matrices(self.target), tolerances, self.rounds, copies)
+
+    def run(self, seed: int, progress: Progress = silent) -> tuple[Trial, nn.Sequential]:
         """One construction with its certificate, and the masked model."""
-        made = construct(self.target, self.epsilon, self.delta, self.rounds, seed)
+        made = construct(self.target, self.epsilon, self.delta, self.rounds, seed, progress)
         certificate = certify(self.target, made.model)
         trial = Trial(
             seed=seed,
@@ -95,7 +104,16 @@ class Experiment:
 
 def digits_experiment(hidden: int, epsilon: float, delta: float, rounds: int | None = None) -> Experiment:
     """The experiment whose target is a network with one hidden layer, trained on digits."""
+    check_count("hidden", hidden)
+    check_count("rounds", 1 if rounds is None else rounds)
     train, test = digits()
+    sizes = layers((train.inputs.shape[1], hidden, int(train.labels.max()) + 1))
+    least = sum(2 * inputs * (inputs + outputs) for inputs, outputs in sizes)  # at twice the width, with all the rounds
+    if least > LARGEST:
+        raise ValueError(
+            f"hidden has {hidden}; its construction has at least {least} random weights, and at most {LARGEST} are "
+            "built, so lower it"
+        )
     return Experiment(trained_target(train, hidden), test, epsilon, delta, rounds)
 
 
