@@ -33,6 +33,7 @@ from iterand.training.session import Session
 from iterand.training.steps import evaluate
 
 _TIMED_RANDOMIZATIONS = 3
+_IN_TICKETS = ("test_accuracy", "test_loss", "validation_accuracy", "tested_epoch")  # the record has everything
 _LESS_MEMORY = "lower training.batch_size or network.width_factor"
 
 
@@ -151,8 +152,9 @@ def _result(session: Session, test: dict[str, float], data: Dataset[Split], fold
         result["tested_epoch"] = tested["epoch"]
     if layers:
         path = folder.path / TICKET
+        said = recipe_file.changed(recipe) | {"network": network_options(recipe, data)}
         save_ticket(
-            model, path, recipe=asdict(recipe) | {"network": network_options(recipe, data)}, metrics=dict(result)
+            model, path, recipe=said, metrics={name: round(result[name], 4) for name in _IN_TICKETS if name in result}
         )
         result["ticket_bytes"] = path.stat().st_size
     result["float32_bytes"] = 4 * result["weights"]

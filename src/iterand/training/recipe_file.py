@@ -94,9 +94,23 @@ def digest(recipe: Recipe) -> str:
 
     Only what differs from the defaults goes in, so that a run keeps its digest when recipes get a new key.
     """
-    settings, defaults = (_flatten(as_dict(from_dict(as_dict(each)))) for each in (recipe, Recipe()))
-    chosen = {key: value for key, value in settings.items() if value != defaults[key] and key not in _LABELS}
+    chosen = {key: value for key, value in _changed(recipe).items() if key not in _LABELS}
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def changed(recipe: Recipe) -> dict[str, Any]:
+    """What differs from the defaults, as nested tables, without the description; ``from_dict`` adds the rest."""
+    tables: dict[str, Any] = {}
+    for key, value in _changed(recipe).items():
+        section, _, name = key.rpartition(".")
+        if key != "description":
+            (tables.setdefault(section, {}) if section else tables)[name] = value
+    return tables
+
+
+def _changed(recipe: Recipe) -> dict[str, Any]:
+    settings, defaults = (_flatten(as_dict(from_dict(as_dict(each)))) for each in (recipe, Recipe()))
+    return {key: value for key, value in settings.items() if value != defaults[key]}
 
 
 def difference(old: Recipe, new: Recipe) -> list[str]:
