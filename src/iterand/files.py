@@ -22,7 +22,7 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryv
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fchmod(file.fileno(), _mode(target))
+            Path(beside).chmod(_mode(target))
             os.fsync(file.fileno())
         Path(beside).replace(target)
     except BaseException:
