@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import shutil
 import signal
-import time
 
 import pytest
 import torch
@@ -50,7 +49,7 @@ def done(monkeypatch):
             else:
                 yield Event("done", task, record(task, 10.0 + task.recipe.seed))
 
-    for module in (sweep, reproduce):
+    for module in (sweep, local):
         monkeypatch.setattr(module, "run_tasks", run_tasks)
     return asked
 
@@ -134,11 +133,9 @@ def test_the_caption_says_how_many_runs_there_are(tmp_path, monkeypatch):
             lost = task.recipe.seed == 2 and task.recipe.method.name == "sgd"
             yield Event("failed", task, {"error": "lost"}) if lost else Event("done", task, record(task, 10.0))
 
-    monkeypatch.setattr(reproduce, "run_tasks", run_tasks)
+    monkeypatch.setattr(local, "run_tasks", run_tasks)
     assert "n = 2 to 3" in call("digits", "--out", str(tmp_path)).stdout
-    monkeypatch.setattr(
-        reproduce, "run_tasks", lambda tasks, *_, **__: run_tasks(tasks[:1] + tasks[3:4] + tasks[6:7], 1)
-    )
+    monkeypatch.setattr(local, "run_tasks", lambda tasks, *_, **__: run_tasks(tasks[:1] + tasks[3:4] + tasks[6:7], 1))
     assert call("digits", "--out", str(tmp_path)).stdout.rstrip().endswith("standard deviation, n = 1")
 
 
@@ -247,16 +244,16 @@ def test_a_process_does_one_run_after_another_and_a_killed_one_costs_its_run_onl
     assert not multiprocessing.active_children()
 
 
-def test_stopping_between_two_runs_does_not_wait(tmp_path):
+def test_stopping_between_two_runs_does_not_wait(tmp_path, caplog):
     recipes = [recipe_file.override(find_recipe("digits"), [f"seed={seed}", "epochs=1"]) for seed in range(3)]
     tasks = [Task("run", recipe, tmp_path / str(recipe.seed), "cpu") for recipe in recipes]
     for _ in range(3):
         events = run_tasks(tasks, jobs=1)
         assert [event.kind for event in itertools.islice(events, 1)] == ["started"]
         next(event for event in events if event.kind == "started")  # the second
-        started = time.monotonic()
         events.close()
-        assert time.monotonic() - started < 15
+        assert caplog.messages == ["stopping: runs that go on are being saved"]  # and none that had to be killed
+        caplog.clear()
         for path in tmp_path.iterdir():
             shutil.rmtree(path)
 
