@@ -136,6 +136,7 @@ def _place(
     from iterand.experiments.cluster import connected
     from iterand.experiments.local import run_tasks
     from iterand.training.environment import choose_device, describe
+    from iterand.training.folder import require_writers
 
     if engine not in ("local", "ray"):
         raise ValueError(f"unknown engine {engine!r}; it must be local or ray")
@@ -157,6 +158,7 @@ def _place(
     for option, value in (("--address", address), ("--gpus-per-run", gpus_per_run)):
         if value is not None:
             raise ValueError(f"{option} {value} says something to Ray only; add --engine ray, or leave it out")
+    require_writers()
     chosen = choose_device(device)
     at_a_time = jobs or (1 if chosen.type == "cuda" else os.cpu_count() or 1)
     yield _Place(str(chosen), at_a_time, partial(run_tasks, together=together or 1), describe(chosen))

@@ -52,14 +52,14 @@ class RunFolder:
 
         ``fresh`` replaces what is in it, though not before the run starts: until then it may still be refused.
         """
+        if fresh or not (self.path / RECORD).exists():
+            require_writers()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with _locked(self.path):
                 self._fresh = fresh
                 if not fresh:
                     self._check(recipe)
-                if self.record() is None:
-                    _require_writers()
                 try:
                     yield
                 finally:
@@ -186,8 +186,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _require_writers() -> None:
-    """Say before the run, not after its data is loaded, if what it writes cannot be written."""
+def require_writers() -> None:
+    """Say before a run, not after its data is loaded, if what it writes cannot be written."""
     with extra("lab", "training by a recipe"):
         import tensorboard  # noqa: F401
         import tomli_w  # noqa: F401
