@@ -24,7 +24,7 @@ format: .venv/installed-dev
 	$(BIN)/ruff format .
 
 dist: .venv/installed-dev
-	$(BIN)/python -m build
+	$(BIN)/python -m build --no-isolation
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "iterand needs Python 3.11 or newer; set PYTHON=...")'

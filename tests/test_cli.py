@@ -231,6 +231,14 @@ def test_ctrl_c_while_torch_is_imported_is_no_traceback(tmp_path, line):
     assert (answer.returncode, answer.stdout, answer.stderr) == (130, "", "stopped\n")
 
 
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_an_encoding_without_greek(encoding):
+    command = [sys.executable, "-m", "iterand", "theory", "width", "--rounds", "3", "--trials", "9"]
+    answer = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True)
+    assert (answer.returncode, answer.stderr.strip()) == (0, b"")
+    assert b"? = 0.1" in answer.stdout
+
+
 def test_version_and_help(cli):
     assert cli("--version")[1].startswith("iterand 0.")
     assert "reproduce" in cli("--help")[1]

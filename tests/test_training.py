@@ -2,6 +2,7 @@ import json
 import math
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 
@@ -298,6 +299,14 @@ def test_a_run_computes_without_the_numbers_that_slow_a_cpu_down():
         assert is_flushed()
     assert not is_flushed()
     assert torch.get_num_threads() == before
+
+
+def test_numpy_finds_its_limits_before_they_seem_to_be_zero(monkeypatch):
+    done = []
+    monkeypatch.setattr(np, "finfo", done.append)
+    monkeypatch.setattr(torch, "set_flush_denormal", done.append)
+    with computing(0):
+        assert done == [np.float32, np.float64, True]
 
 
 def test_gradients_that_fade_do_not_make_a_run_slow(tmp_path):

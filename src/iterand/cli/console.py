@@ -32,9 +32,18 @@ def print_json(value: Any) -> None:
     say(json.dumps(value))
 
 
+class Bars(Progress):
+    """Progress bars; where they are disabled nothing is printed, not even the empty line that rich may end with."""
+
+    def stop(self) -> None:
+        """End the display."""
+        if not self.disable:
+            super().stop()
+
+
 def progress_bar() -> Progress:
     """A progress display on stderr."""
-    return Progress(
+    return Bars(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from iterand.cli import names
-from iterand.cli.console import err, out, print_json, progress_bar, say
+from iterand.cli.console import Bars, err, out, print_json, progress_bar, say
 from iterand.errors import DataError
 from iterand.experiments.report.formatting import size
 
@@ -139,7 +139,7 @@ def _as_json(entry: "Status") -> dict[str, object]:
 def _download_bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     hidden = not err.is_terminal
-    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True, disable=hidden) as progress:
+    with Bars(*columns, TimeRemainingColumn(), console=err, transient=True, disable=hidden) as progress:
         task = progress.add_task(label, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 

@@ -4,6 +4,7 @@
 
 import atexit
 import gc
+import io
 import sys
 import warnings
 from typing import Any
@@ -52,6 +53,9 @@ def main() -> None:
     """Run the command line; what goes wrong is said in one sentence."""
     warnings.showwarning = _show_warning
     atexit.register(_skip_garbage)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # Windows writes files in an encoding that has no ε
+            stream.reconfigure(errors="replace")
     try:
         app()
     except Interrupted:
