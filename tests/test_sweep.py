@@ -219,12 +219,15 @@ def test_runs_that_take_turns_are_those_done_alone(tmp_path):
 
 
 def test_a_process_does_one_run_after_another_and_a_killed_one_costs_its_run_only(tmp_path):
-    recipes = [recipe_file.override(find_recipe("digits"), [f"seed={seed}", "epochs=2"]) for seed in range(4)]
+    epochs = [2, 100_000, 2, 2]  # the one that is killed would not end
+    settings = [[f"seed={seed}", f"epochs={count}"] for seed, count in enumerate(epochs)]
+    recipes = [recipe_file.override(find_recipe("digits"), each) for each in settings]
     tasks = [Task("run", recipe, tmp_path / str(recipe.seed), "cpu") for recipe in recipes]
+    others = [task for task in tasks if task.recipe.seed != 1]
     alone = {
-        event.task.recipe.seed: event.value["result"] for event in run_tasks(tasks, jobs=4) if event.kind == "done"
+        event.task.recipe.seed: event.value["result"] for event in run_tasks(others, jobs=4) if event.kind == "done"
     }
-    for task in tasks:
+    for task in others:
         shutil.rmtree(task.folder)
     events, processes = run_tasks(tasks, jobs=1), []
     done, failed = {}, {}
@@ -240,7 +243,7 @@ def test_a_process_does_one_run_after_another_and_a_killed_one_costs_its_run_onl
             failed[event.task.recipe.seed] = event.value["error"]
     assert processes[0] == processes[1] != processes[2] == processes[3]
     assert failed == {1: "its process ended with exit code -9"}
-    assert done == {seed: result for seed, result in alone.items() if seed != 1}
+    assert done == alone
     assert not multiprocessing.active_children()
 
 
