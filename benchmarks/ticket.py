@@ -29,23 +29,24 @@ from iterand.benchmarks.ticket import searched
 from iterand.networks import build_network
 from iterand.ticket.codec import entropy
 from iterand.ticket.inspect import cost
+from iterand.training.environment import computing
 
 SHAPES = {"conv6": 0.5, "resnet18_cifar": 0.6, "resnet50_imagenet": 0.7}
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 # Stage → the functions it is made of: (file, name).
 WRITING = {
     "masks from scores": [("parametrization.py", "calculate_masks")],
-    "levels or draws, checked": [("encoding.py", "_tell"), ("layers.py", "kept_indices"), ("encoding.py", "_at")],
-    "entropy coding": [("coding.py", "encode")],
-    "digest of the weights": [("layers.py", "update")],
-    "header, checksum": [("container.py", "pack"), ("header.py", "to_json"), ("header.py", "from_json")],
+    "levels or draws, checked": [("encoding.py", "_tell"), ("draws.py", "kept_indices"), ("encoding.py", "_at")],
+    "entropy coding": [("codec.py", "encode")],
+    "digest of the weights": [("draws.py", "update")],
+    "header, checksum": [("format.py", "pack"), ("header.py", "to_json"), ("header.py", "from_json")],
     "to disk": [("files.py", "atomic_write")],
 }
 LOADING = {
-    "read, checksum, header": [("reading.py", "read_ticket")],
-    "network laid out": [("loading.py", "_built")],
-    "entropy decoding": [("coding.py", "decode")],
-    "digest of the weights": [("layers.py", "update")],
+    "read, checksum, header": [("read.py", "read_ticket")],
+    "network laid out": [("load.py", "_built")],
+    "entropy decoding": [("codec.py", "decode")],
+    "digest of the weights": [("draws.py", "update")],
 }
 
 
@@ -118,10 +119,10 @@ def table() -> list[dict[str, Any]]:
 
 
 def speed(repeats: int = 5) -> dict[str, Any]:
-    """Write and load a ResNet50-shaped ticket: the first time in a process, the median, and the share of each stage."""
+    """Write and load a ResNet50-shaped ticket on one core: the first time, the median, and the share of each stage."""
     name = "resnet50_imagenet"
     model = searched(build_network(name), SHAPES[name], "signed_constant", 3, 0.9, 2.0)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, computing(threads=1):
         path = Path(folder) / "a.ticket"
 
         def write() -> None:
@@ -180,7 +181,7 @@ def main() -> None:
         "cores": os.cpu_count(),
         "processor": platform.processor() or platform.machine(),
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in ("torch", "numpy", "constriction", "safetensors")},
+        **{name: importlib.metadata.version(name) for name in ("torch", "numpy")},
     }
     for part in (speed, sizes, table, draws):
         if arguments.only is None or part.__name__ in arguments.only:

@@ -3,12 +3,10 @@
 import base64
 import json
 import os
-import select
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ os.execv(sys.argv[3], sys.argv[3:])"""
 class Browser:
     """One browser with one tab; what the page complains about or asks of the network is noted."""
 
-    def __init__(self, seconds: float = 60) -> None:
+    def __init__(self) -> None:
         assert CHROMIUM is not None
         self.profile = Path(tempfile.mkdtemp(prefix="chromium-"))
         read_by_it, self._commands = os.pipe()
@@ -39,7 +37,7 @@ class Browser:
         )
         os.close(read_by_it)
         os.close(written_by_it)
-        self._seconds, self._buffer, self._count = seconds, b"", 0
+        self._buffer, self._count = b"", 0
         self._session: str | None = None
         self.events: list[dict[str, Any]] = []
         targets = self.send("Target.getTargets")["targetInfos"]
@@ -62,10 +60,7 @@ class Browser:
         return answer["result"]
 
     def _next(self) -> dict[str, Any]:
-        deadline = time.monotonic() + self._seconds
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, "Chromium does not answer"
             piece = os.read(self._answers, 1 << 20)
             assert piece, "Chromium has ended"
             self._buffer += piece
@@ -125,7 +120,7 @@ class Browser:
         """End the browser."""
         self._session = None
         self.send("Browser.close")
-        self._process.wait(timeout=self._seconds)
+        self._process.wait()
         os.close(self._commands)
         os.close(self._answers)
         shutil.rmtree(self.profile, ignore_errors=True)

@@ -1,6 +1,7 @@
 """Five small models that all classify 8×8 images, so that one test can be asked of every shape of network."""
 
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+pytest_plugins = ["silence"]
+
 os.environ.pop("COLUMNS", None)  # workers set it, and consoles that are made under it keep that width
 
 if not torch.cuda.is_available():
@@ -19,9 +22,11 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
 
 if importlib.util.find_spec("hypothesis"):  # the GPU tests run without it
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 
-    settings.register_profile("iterand", deadline=None, derandomize=True)
+    settings.register_profile(
+        "iterand", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    )  # fmt: skip
     settings.load_profile("iterand")
 
 
@@ -133,6 +138,8 @@ def cli(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("warnings.showwarning", None)  # main() replaces it; this puts it back
+    for module in ("console", "runs_table"):  # which say now and then how far runs are, if they take long
+        monkeypatch.setattr(f"iterand.cli.{module}._SECONDS_A_LINE", math.inf)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["iterand", *map(str, arguments)])

@@ -3,14 +3,13 @@
 import importlib.util
 import json
 import math
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from iterand.benchmarks import augment, cells, step
+from iterand.benchmarks import augment, cells, step, timing
 from iterand.benchmarks.options import Options
 from iterand.benchmarks.subjects import subject
 from iterand.benchmarks.targets import verdicts
@@ -148,18 +147,22 @@ def test_works_take_turns():
     assert {name: len(values) for name, values in times.items()} == {"a": 3, "b": 3}
 
 
-def test_only_the_work_is_timed():
-    sleep = lambda: time.sleep(0.05)  # noqa: E731
-    on_device, on_host = one_by_one(lambda: None, 2, CPU, before=sleep)
-    assert len(on_device) == len(on_host) == 2
-    assert max(on_device) < 50
-    assert burst(sleep, 2, CPU) >= 50
+def test_only_the_work_is_timed(monkeypatch):
+    now = 0.0
+
+    def work(seconds=0.05):
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now)
+    assert one_by_one(work, 2, CPU, before=lambda: work(3)) == ([pytest.approx(50)] * 2,) * 2
+    assert burst(work, 2, CPU) == pytest.approx(50)
     timer = Timer(CPU)
     for _ in range(2):
         with timer:
-            sleep()
-    sleep()
-    assert 0.1 <= timer.total() < 10
+            work()
+    work()
+    assert timer.total() == pytest.approx(0.1)
     assert timer.total() == 0
 
 

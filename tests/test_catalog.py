@@ -8,7 +8,7 @@ from torch import nn
 
 from iterand.experiments import cost
 from iterand.experiments.catalog import experiment_names, find_experiment
-from iterand.experiments.library import find_recipe, recipe_names
+from iterand.experiments.library import find_recipe
 from iterand.experiments.numbers import find_number, table_numbers
 from iterand.experiments.profiles import adapt, profile_names
 from iterand.experiments.scale import tiny

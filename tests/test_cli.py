@@ -10,10 +10,19 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from iterand.cli import console
+from iterand.benchmarks import catalog as benchmarks
+from iterand.cli import console, names
 from iterand.cli.main import app
+from iterand.data import DATASETS
+from iterand.data.location import VARIABLE
+from iterand.data.packing import QUALITY
+from iterand.experiments.catalog import experiment_names
+from iterand.experiments.library import recipe_names
+from iterand.experiments.profiles import profile_names
 from iterand.experiments.report.formatting import size
+from iterand.experiments.side_by_side import STREAMS
 from iterand.training import recipe_file
+from iterand.training.recipe import SCALES
 
 TINY = ["--set", "epochs=1", "--set", "batch_size=300"]
 
@@ -154,6 +163,83 @@ def test_bad_input_gets_one_sentence(cli, tmp_path, arguments, code, sentence):
     if code == 1:
         assert err.startswith("error: ")
         assert err.count("\n") == 1
+
+
+AT_ONCE = """
+import itertools, os, sys
+from typer.main import get_command
+from iterand.cli import main as command
+
+def lines(group, path=()):
+    yield [*path, "--help"]
+    for name, part in getattr(group, "commands", {}).items():
+        yield from lines(part, (*path, name))
+
+wrong = [["--version"], ["nonsense"], ["train", "--foo"], ["evaluate"], ["reproduce", "digits", "--seeds", "0"], []]
+for line in itertools.chain(lines(get_command(command.app)), wrong):
+    sys.argv = ["iterand", *line]
+    try:
+        command.main()
+    except SystemExit as end:
+        print(line, end.code, {"torch", "numpy"} & sys.modules.keys(), file=sys.stderr)
+"""
+
+
+def test_help_and_usage_errors_do_not_wait_for_torch():
+    answer = subprocess.run([sys.executable, "-c", AT_ONCE], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    told = [line for line in answer.stderr.splitlines() if line.startswith("[")]
+    assert "['theory', 'construct', '--help'] 0 set()" in told
+    assert "['train', '--foo'] 2 set()" in told
+    assert "['--version'] 0 set()" in told
+    assert len(told) > 20
+    assert all(line.endswith(" set()") for line in told)
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("iterand tr", ["train"]),
+        ("iterand train dig", ["digits"]),
+        ("iterand recipes best-resnet2", ["best-resnet20", "best-resnet20-sgd"]),
+        ("iterand reproduce figure3", ["figure3", "figure3-curves"]),
+        ("iterand reproduce digits --profile ", ["paper", "text", "best"]),
+        ("iterand bench s", ["step", "select"]),
+        ("iterand data fetch im", ["imagenet", "imdb"]),
+    ],
+)
+def test_tab_completion(line, found):
+    program = "import sys; from iterand.cli.main import main; sys.argv = ['iterand']\ntry: main()\n"
+    program += "finally: assert 'torch' not in sys.modules"
+    words = {"_ITERAND_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    answer = subprocess.run([sys.executable, "-c", program], env=os.environ | words, capture_output=True, text=True)
+    assert (answer.stdout.split(), answer.stderr) == (found, "")
+
+
+def test_names_for_help_and_completion_are_those_there_are():
+    assert tuple(benchmarks.BENCHMARKS) == names.BENCHMARKS
+    assert tuple(DATASETS) == names.DATASETS
+    assert tuple(experiment_names()) == names.EXPERIMENTS
+    assert tuple(profile_names()) == names.PROFILES
+    assert names.recipes() == recipe_names()
+    assert (names.SCALES, names.STREAMS, names.QUALITY, names.DATA_VARIABLE) == (SCALES, STREAMS, QUALITY, VARIABLE)
+
+
+@pytest.mark.parametrize("line", [["recipes"], ["train"], ["ticket", "info", "a.ticket"], ["theory", "width"]])
+def test_ctrl_c_while_torch_is_imported_is_no_traceback(tmp_path, line):
+    (tmp_path / "torch.py").write_text("import signal, time; signal.raise_signal(signal.SIGINT); time.sleep(9)\n")
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-m", "iterand", *line]
+    answer = subprocess.run(command, env=os.environ | path, capture_output=True, text=True)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (130, "", "stopped\n")
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_an_encoding_without_greek(encoding):
+    command = [sys.executable, "-m", "iterand", "theory", "width", "--rounds", "3", "--trials", "9"]
+    answer = subprocess.run(command, env=os.environ | {"PYTHONIOENCODING": encoding}, capture_output=True)
+    assert (answer.returncode, answer.stderr.strip()) == (0, b"")
+    assert rb"\u03b5 = 0.1" in answer.stdout
 
 
 def test_version_and_help(cli):

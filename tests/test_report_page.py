@@ -67,7 +67,7 @@ def pages(tmp_path_factory):
         for number, cell in enumerate(experiment.cells[: -1 if experiment.name == "grid" else None]):
             write_runs(folder / "runs", cell.recipe, 85.0 + number, 86.0 + 1.1 * number)
     write_runs(folder / "runs", tiny(everything[1]).cells[0].recipe, 12.0)
-    write(folder / "runs" / "stranger.json", as_record(replace(recipe(network="x"), name=EVIL), 1.0))
+    write(folder / "runs" / "stranger.json", as_record(replace(recipe(network="x"), name=EVIL), 50.0))
     with pytest.MonkeyPatch.context() as patch:
         install(patch, *everything)
         for scale in ("full", "tiny"):

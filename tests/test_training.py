@@ -4,6 +4,7 @@ import math
 import subprocess
 import types
 
+import numpy as np
 import pytest
 import torch
 
@@ -84,7 +85,6 @@ def test_a_complete_run_in_a_folder_that_is_read_only_is_shown(tmp_path):
     """Nothing is written, not even a lock; and nobody waits for one who holds it."""
     folder = tmp_path / "run"
     first = run(small("epochs=1"), RunFolder(folder), device=CPU)
-    (folder / ".lock").unlink()
     before = {path: path.stat().st_mtime_ns for path in (folder, *folder.iterdir())}
     folder.chmod(0o555)
     try:
@@ -391,6 +391,14 @@ def test_a_run_computes_without_the_numbers_that_slow_a_cpu_down():
         assert is_flushed()
     assert not is_flushed()
     assert torch.get_num_threads() == before
+
+
+def test_numpy_finds_its_limits_before_they_seem_to_be_zero(monkeypatch):
+    done = []
+    monkeypatch.setattr(np, "finfo", done.append)
+    monkeypatch.setattr(torch, "set_flush_denormal", done.append)
+    with computing(0):
+        assert done == [np.float32, np.float64, True]
 
 
 def test_gradients_that_fade_do_not_make_a_run_slow(tmp_path):

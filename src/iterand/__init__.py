@@ -1,14 +1,19 @@
 """Train neural networks by pruning random weights, never training one (IteRand)."""
 
-from iterand.distributions import Distribution, distribution_names, register_distribution
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from iterand.errors import IterandError
-from iterand.masking import MaskedLayer, fold_, masked_layers, prune_, scores
-from iterand.randomization import IterativeRandomization, randomize_
-from iterand.scheduling import SparsitySchedule
-from iterand.selection import calculate_mask
-from iterand.summary import Summary, summary
-from iterand.ticket import load_ticket, read_ticket, save_ticket
 from iterand.version import VERSION
+
+if TYPE_CHECKING:
+    from iterand.distributions import Distribution, distribution_names, register_distribution
+    from iterand.masking import MaskedLayer, fold_, masked_layers, prune_, scores
+    from iterand.randomization import IterativeRandomization, randomize_
+    from iterand.scheduling import SparsitySchedule
+    from iterand.selection import calculate_mask
+    from iterand.summarizing import Summary, summary
+    from iterand.ticket import load_ticket, read_ticket, save_ticket
 
 __version__ = VERSION
 __all__ = [
@@ -31,3 +36,19 @@ __all__ = [
     "scores",
     "summary",
 ]
+
+_MODULES = ("distributions", "masking", "randomization", "scheduling", "selection", "summarizing", "ticket")
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used, so that the command line need not wait for torch to answer."""
+    for module in _MODULES if name in __all__ else ():
+        found = vars(import_module(f"iterand.{module}"))
+        if name in found:
+            globals()[name] = found[name]
+            return found[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,11 +1,10 @@
 """Numbers and names that come from a user, checked: the wrong value, the rule, in one sentence."""
 
 import difflib
+import numbers
 import reprlib
 from collections.abc import Iterable
 from typing import Any
-
-import numpy as np
 
 _SHORTENED = reprlib.Repr()
 _SHORTENED.maxstring = _SHORTENED.maxlong = _SHORTENED.maxother = 100
@@ -31,7 +30,7 @@ def is_text(value: str) -> bool:
 
 def whole(name: str, value: Any, rule: str, *, low: int, high: int | None = None) -> int:
     """The value as an int, if it is a whole number of at least ``low`` and, where given, below ``high``."""
-    number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not number or value < low or (high is not None and value >= high):
         raise ValueError(f"{name} is {value!r}; it is {rule}")
     return int(value)
@@ -39,7 +38,7 @@ def whole(name: str, value: Any, rule: str, *, low: int, high: int | None = None
 
 def share(name: str, value: Any, rule: str) -> float:
     """The value as a float, if it is a number from 0 to 1."""
-    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not number or not 0 <= value <= 1:
         raise ValueError(f"{name} is {value!r}; it is {rule}, from 0 to 1")
     return float(value)

@@ -1,5 +1,10 @@
 """What can go wrong outside the caller's control: one root, a few leaves."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_ON_PYPI = {"PIL": "pillow", "sklearn": "scikit-learn", "tomli_w": "tomli-w"}  # packages with another name there
+
 
 class IterandError(Exception):
     """The root: something from outside (a file, a folder, a setting on disk) is not as it must be."""
@@ -30,3 +35,20 @@ class MissingExtraError(IterandError):
 
     def __init__(self, package: str, purpose: str, extra: str) -> None:
         super().__init__(f"{purpose} needs {package}, which is not installed; pip install 'iterand[{extra}]'")
+
+
+@contextmanager
+def extra(name: str, purpose: str) -> Iterator[None]:
+    """Import optional packages in this block: if one is missing, the error says what it is for and how to install it.
+
+    Args:
+        name: The extra of ``iterand`` that the packages belong to.
+        purpose: What they are for, the subject of a sentence.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "iterand"):
+            raise
+        raise MissingExtraError(_ON_PYPI.get(package, package), purpose, name) from error

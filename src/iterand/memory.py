@@ -7,6 +7,7 @@ once it touches the memory. So whatever takes its size from a setting or a file 
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -123,24 +124,21 @@ def _whole(path: Path) -> int | None:
 
 def _physical_memory() -> list[int]:
     """All the memory there is, where the system does not say what of it is free."""
-    names = getattr(os, "sysconf_names", {})  # not on Windows, which refuses an allocation that is too large
-    if "SC_PAGE_SIZE" not in names or "SC_PHYS_PAGES" not in names:
-        return []
-    pages = os.sysconf("SC_PHYS_PAGES")
-    return [pages * os.sysconf("SC_PAGE_SIZE")] if pages > 0 else []
+    if sys.platform != "win32" and {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= os.sysconf_names.keys():
+        pages = os.sysconf("SC_PHYS_PAGES")
+        return [pages * os.sysconf("SC_PAGE_SIZE")] if pages > 0 else []
+    return []  # Windows refuses an allocation that is too large
 
 
 def _address_space(root: Path) -> list[int]:
     """What the limit on this process leaves it (``ulimit -v``)."""
-    try:
+    if sys.platform != "win32":
         import resource
-    except ImportError:  # not on Windows
-        return []
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return []
-    try:
-        pages = int((root / "proc/self/statm").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return [limit]
-    return [limit - pages * resource.getpagesize()]
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                pages = int((root / "proc/self/statm").read_text().split()[0])
+                return [limit - pages * resource.getpagesize()]
+            return [limit]
+    return []

@@ -6,21 +6,25 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from iterand.benchmarks import catalog, cells
-from iterand.benchmarks.options import Options
-from iterand.benchmarks.table import FAILED
+from iterand.cli import names
 from iterand.cli.console import err, out, print_json, progress_bar
 from iterand.experiments.report.formatting import machine
-from iterand.training.environment import choose_device
-from iterand.training.recipe import PRECISIONS
 
 
 def bench(
     name: Annotated[
-        str | None, typer.Argument(help=f"{', '.join(catalog.BENCHMARKS)}; without a name all, in short.")
+        str | None,
+        typer.Argument(
+            help=f"{', '.join(names.BENCHMARKS)}; without a name all, in short.",
+            autocompletion=names.completing(names.BENCHMARKS),
+        ),
     ] = None,
     network: Annotated[
-        list[str] | None, typer.Option(help="Recipe whose network is measured, for instance conv6; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="Recipe whose network is measured, for instance conv6; repeatable.",
+            autocompletion=names.completing(names.recipes),
+        ),
     ] = None,
     execution: Annotated[
         list[str] | None,
@@ -38,8 +42,12 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure how fast training and its parts are on this machine."""
-    names = list(catalog.BENCHMARKS) if name is None else [name]
-    chosen = [catalog.find(each) for each in names]
+    from iterand.benchmarks import catalog
+    from iterand.benchmarks.options import Options
+    from iterand.training.environment import choose_device
+    from iterand.training.recipe import PRECISIONS
+
+    chosen = [catalog.find(each) for each in ([name] if name is not None else catalog.BENCHMARKS)]
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
     options = Options(
@@ -64,6 +72,8 @@ def bench(
 
 
 def _print(found: dict[str, Any]) -> None:
+    from iterand.benchmarks.table import FAILED
+
     surroundings = found["environment"]
     for name, result in found["benchmarks"].items():
         _print_table(name, result["rows"])
@@ -83,6 +93,8 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
+    from iterand.benchmarks import cells
+
     table = Table(title=title, title_justify="left", box=None, header_style="bold", title_style="bold")
     columns = cells.columns(rows)
     for column in columns:

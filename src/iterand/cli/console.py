@@ -80,9 +80,18 @@ def print_json(value: Any) -> None:
     write(json.dumps(value) + "\n")
 
 
+class Bars(Progress):
+    """Progress bars; where they are disabled nothing is printed, not even the empty line that rich may end with."""
+
+    def stop(self) -> None:
+        """End the display."""
+        if not self.disable:
+            super().stop()
+
+
 def progress_bar() -> Progress:
     """A progress display on stderr."""
-    return Progress(
+    return Bars(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
@@ -99,7 +108,7 @@ def counting(label: str, total: float) -> Iterator[Callable[[float], None]]:
     """Shows on stderr how much of a long computation is done: give the answer what was done since the last time."""
     done, said = 0.0, time.monotonic()
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+    with Bars(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(label, total=total)
 
         def advance(more: float) -> None:

@@ -3,31 +3,39 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from iterand.cli.console import err, out, print_json, progress_bar, say
-from iterand.data import catalog
-from iterand.data.location import VARIABLE, data_folder
-from iterand.data.packing import QUALITY, Scaling
-from iterand.data.sources import ARCHIVES
+from iterand.cli import names
+from iterand.cli.console import Bars, err, out, print_json, progress_bar, say
 from iterand.errors import DataError
 from iterand.experiments.report.formatting import size
 
+if TYPE_CHECKING:
+    from iterand.data.catalog import Status
+
 app = typer.Typer(no_args_is_help=True, help="The data sets: what is there, bring one, check one, pack one.")
 
-Name = Annotated[str | None, typer.Argument(help=f"One of {', '.join(catalog.DATASETS)}; all if left out.")]
-DataDir = Annotated[Path | None, typer.Option(help=f"Where data sets lie (${VARIABLE}, else ./data).")]
+_complete = names.completing(names.DATASETS)
+
+Name = Annotated[
+    str | None,
+    typer.Argument(help=f"One of {', '.join(names.DATASETS)}; all if left out.", autocompletion=_complete),
+]
+DataDir = Annotated[Path | None, typer.Option(help=f"Where data sets lie (${names.DATA_VARIABLE}, else ./data).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
 def status(name: Name = None, data_dir: DataDir = None, json: Json = False) -> None:
     """Say which data sets are there, and how to get those that are not."""
+    from iterand.data import catalog
+    from iterand.data.location import data_folder
+
     root = data_folder(data_dir)
     found = [catalog.status(entry, root) for entry in _names(name)]
     if json:
@@ -36,15 +44,18 @@ def status(name: Name = None, data_dir: DataDir = None, json: Json = False) -> N
     table = Table("name", "what it is", "there", box=None, header_style="bold")
     table.add_column("where, or how to get it", overflow="fold")
     for entry in found:
-        partly = f"{size(entry.fetched)} so far" if entry.fetched else "[red]no[/]"
         where = f"{entry.located.path} ({entry.located.layout})" if entry.located else entry.advice
-        table.add_row(entry.name, entry.title, "[green]yes[/]" if entry.located else partly, escape(where))
+        table.add_row(entry.name, entry.title, "[green]yes[/]" if entry.located else "[red]no[/]", escape(where))
     out.print(table)
 
 
 @app.command()
 def fetch(name: Name = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Download what is published freely; a download that broke goes on, and the checksum is compared."""
+    """Download what is published freely, and compare its checksum."""
+    from iterand.data import catalog
+    from iterand.data.location import data_folder
+    from iterand.data.sources import ARCHIVES
+
     root = data_folder(data_dir)
     fetched = {}
     for entry in [name] if name else ARCHIVES:
@@ -59,6 +70,9 @@ def fetch(name: Name = None, data_dir: DataDir = None, json: Json = False) -> No
 @app.command()
 def check(name: Name = None, data_dir: DataDir = None, json: Json = False) -> None:
     """Read what is there to its last byte and compare it with what was published."""
+    from iterand.data import catalog
+    from iterand.data.location import data_folder
+
     root = data_folder(data_dir)
     results: dict[str, dict[str, str | bool]] = {}
     for entry in [name] if name else [each for each in _names(None) if catalog.status(each, root).located]:
@@ -78,7 +92,9 @@ def check(name: Name = None, data_dir: DataDir = None, json: Json = False) -> No
 
 @app.command()
 def pack(
-    name: Annotated[str, typer.Argument(help="The data set; only one of many files can be packed.")] = "imagenet",
+    name: Annotated[
+        str, typer.Argument(help="The data set; only one of many files can be packed.", autocompletion=_complete)
+    ] = "imagenet",
     data_dir: DataDir = None,
     short_side: Annotated[
         int | None,
@@ -86,10 +102,14 @@ def pack(
             help="Scale larger images to this short side: faster, but other pixels; else files are packed as they are."
         ),
     ] = None,
-    quality: Annotated[int, typer.Option(help="JPEG quality of images that were scaled.")] = QUALITY,
+    quality: Annotated[int, typer.Option(help="JPEG quality of images that were scaled.")] = names.QUALITY,
     json: Json = False,
 ) -> None:
     """Write the images of each part into one file, which is then used; what was begun is continued."""
+    from iterand.data import catalog
+    from iterand.data.location import data_folder
+    from iterand.data.packing import Scaling
+
     scaling = None if short_side is None else Scaling(short_side, quality)
     with _images_bar(name) as advance:
         packs = catalog.pack(name, data_folder(data_dir), scaling, advance)
@@ -102,16 +122,15 @@ def pack(
 
 
 def _names(name: str | None) -> list[str]:
-    return list(catalog.DATASETS) if name is None else [name]
+    return list(names.DATASETS) if name is None else [name]
 
 
-def _as_json(entry: catalog.Status) -> dict[str, object]:
+def _as_json(entry: "Status") -> dict[str, object]:
     return {
         "title": entry.title,
         "there": entry.located is not None,
         "path": str(entry.located.path) if entry.located else None,
         "layout": entry.located.layout if entry.located else None,
-        "fetched_bytes": entry.fetched,
         "advice": entry.advice,
     }
 
@@ -120,7 +139,7 @@ def _as_json(entry: catalog.Status) -> dict[str, object]:
 def _download_bar(label: str) -> Iterator[Callable[[int, int | None], None]]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     hidden = not err.is_terminal
-    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True, disable=hidden) as progress:
+    with Bars(*columns, TimeRemainingColumn(), console=err, transient=True, disable=hidden) as progress:
         task = progress.add_task(label, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 

@@ -1,5 +1,8 @@
 """The ``iterand`` command: its parts put together, and one sentence for every error."""
 
+# Commands import what they need when they are called: help, completion and usage errors need not wait for torch.
+
+import atexit
 import gc
 import sys
 import warnings
@@ -14,11 +17,12 @@ from iterand.errors import IterandError
 from iterand.memory import exhaustion_explained
 from iterand.training.interrupt import Interrupted
 
+_INTERRUPTED = 130  # the exit code of a process that Ctrl-C has ended
+
 app = typer.Typer(
     help="Train neural networks by pruning random weights, never training one (IteRand).",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 app.command()(train.train)
 app.command()(train.evaluate)
@@ -49,21 +53,31 @@ def main() -> None:
     """Run the command line; what goes wrong is said in one sentence."""
     warnings.showwarning = _show_warning
     accept_any_text()
-    # What was imported stays, so it need not be searched for garbage, which takes long when a command ends. Where
-    # Triton is there already it would print complaints about objects that nobody collected.
-    if "triton" not in sys.modules:
-        gc.freeze()
+    atexit.register(_skip_garbage)
     try:
         with exhaustion_explained("free some, or ask for less"):
             app()
     except Interrupted:
         err.print("stopped and saved; the same command goes on from here")
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
     except BrokenPipeError:
         sys.exit(1)
     except (IterandError, ValueError, OSError) as error:
         warn(str(error), "[bold red]error:[/]")
         sys.exit(1)
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:  # what typer makes of Ctrl-C
+            err.print("stopped")
+        raise
+
+
+def _skip_garbage() -> None:
+    """Let the process end without searching all that was imported for garbage, which takes half a second.
+
+    Where Triton was imported, it would print complaints about objects that nobody collected.
+    """
+    if "triton" not in sys.modules:
+        gc.freeze()
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -1,16 +1,19 @@
 """``iterand report``: our records beside the paper's numbers."""
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iterand.cli import names
 from iterand.cli.console import say, warn, write
-from iterand.experiments.report.as_json import as_json
-from iterand.experiments.report.assembly import Report, read_report
-from iterand.experiments.report.markdown import as_markdown
+from iterand.errors import extra
 from iterand.files import atomic_write
+
+if TYPE_CHECKING:
+    from iterand.experiments.report.assembly import Report
 
 
 class Format(StrEnum):
@@ -30,12 +33,19 @@ def report(
         Path | None, typer.Option("--output", "-o", help="File to write (report.html; md and json: stdout).")
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="One page, Markdown tables, or JSON.")] = Format.HTML,
-    profile: Annotated[str, typer.Option(help="Whose settings: paper, text or best.")] = "paper",
-    scale: Annotated[str, typer.Option(help="full, or tiny for a page of dry runs.")] = "full",
+    profile: Annotated[
+        str, typer.Option(help="Whose settings: paper, text or best.", autocompletion=names.completing(names.PROFILES))
+    ] = "paper",
+    scale: Annotated[
+        str, typer.Option(help="full, or tiny for a page of dry runs.", autocompletion=names.completing(names.SCALES))
+    ] = "full",
 ) -> None:
     """Set our results beside the paper's, in one page that needs no network."""
+    from iterand.experiments.report.assembly import read_report
+
+    written = _form(form)
     found = read_report(folder, profile=profile, scale=scale)
-    text = _written(found, form)
+    text = written(found)
     for sentence in found.damaged:
         warn(f"damaged record {sentence}")
     if output is None and form is not Format.HTML:
@@ -45,15 +55,22 @@ def report(
     say(f"{output or _PAGE}: {_what(found)}")
 
 
-def _written(found: Report, form: Format) -> str:
+def _form(form: Format) -> "Callable[[Report], str]":
+    """What writes a report in this form."""
     if form is Format.HTML:
-        from iterand.experiments.report.page import as_html  # its plots need half a second to load
+        with extra("lab", "the HTML report"):
+            from iterand.experiments.report.page import as_html
+        return as_html
+    if form is Format.MD:
+        from iterand.experiments.report.markdown import as_markdown
 
-        return as_html(found)
-    return as_markdown(found) if form is Format.MD else as_json(found)
+        return as_markdown
+    from iterand.experiments.report.as_json import as_json
+
+    return as_json
 
 
-def _what(found: Report) -> str:
+def _what(found: "Report") -> str:
     said = f"{len(found.runs)} runs in {len(found.started)} of {len(found.outcomes)} experiments"
     if found.dry:
         said += f"; {sum(len(outcome.runs) for outcome in found.dry)} dry runs left out (--scale tiny shows them)"

@@ -6,26 +6,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import torch
 import typer
 from rich import box
 from rich.table import Table
 
+from iterand.cli import names
 from iterand.cli.console import err, out, print_json, warn
 from iterand.cli.runs_table import watching
 from iterand.cli.train import Compile, DataDir, Device, Graph, Json
-from iterand.experiments.catalog import Experiment, experiment_names, find_experiment
-from iterand.experiments.cluster import connected
-from iterand.experiments.cost import gpu_minutes
-from iterand.experiments.local import run_tasks
 from iterand.experiments.report.formatting import size
-from iterand.experiments.side_by_side import STREAMS
-from iterand.experiments.sweep import CellResult, Engine, Sweep, distinct_runs, only
-from iterand.training.environment import choose_device, describe
-from iterand.training.execution import Execution
 from iterand.training.interrupt import Interrupted
+
+if TYPE_CHECKING:
+    from iterand.experiments.experiment import Experiment
+    from iterand.experiments.sweep import CellResult, Engine
 
 _MEASURES = {
     "test_accuracy": ("test accuracy", "%"),
@@ -37,21 +33,32 @@ _RANDOMIZATION = "a randomization (ms)"
 
 
 def reproduce(
-    experiment: Annotated[str | None, typer.Argument(help="Which one; without it they are listed.")] = None,
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            help="Which one; without it they are listed.", autocompletion=names.completing(names.EXPERIMENTS)
+        ),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     profile: Annotated[
-        str, typer.Option(help="Settings: paper (the authors'), text (the appendix's), best.")
+        str,
+        typer.Option(
+            help="Settings: paper (the authors'), text (the appendix's), best.",
+            autocompletion=names.completing(names.PROFILES),
+        ),
     ] = "paper",
     pattern: Annotated[
         str | None, typer.Option("--only", metavar="PATTERN", help="Cells, as EXPERIMENT/LABEL.")
     ] = None,
-    scale: Annotated[str, typer.Option(help="full, or tiny for a dry run on a CPU.")] = "full",
+    scale: Annotated[
+        str, typer.Option(help="full, or tiny for a dry run on a CPU.", autocompletion=names.completing(names.SCALES))
+    ] = "full",
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell (as many as the paper).")] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Processes at a time (one on a GPU, else one a core).")
     ] = None,
     together: Annotated[
-        int | None, typer.Option(min=1, max=STREAMS, help="Runs side by side in each of these (1).")
+        int | None, typer.Option(min=1, max=names.STREAMS, help="Runs side by side in each of these (1).")
     ] = None,
     engine: Annotated[str, typer.Option(help="local, or ray for the machines of a cluster.")] = "local",
     address: Annotated[
@@ -70,8 +77,12 @@ def reproduce(
     """Run experiments: what is missing of them, that is, since complete runs are kept."""
     if experiment is not None and everything:
         raise ValueError(f"--all runs every experiment, and {experiment!r} is one of them; give one of the two")
-    names = [experiment] if experiment is not None else experiment_names()
-    found = [find_experiment(name, profile=profile, scale=scale) for name in names]
+    from iterand.experiments.catalog import experiment_names, find_experiment
+    from iterand.experiments.sweep import Sweep, only
+    from iterand.training.execution import Execution
+
+    chosen = [experiment] if experiment is not None else experiment_names()
+    found = [find_experiment(name, profile=profile, scale=scale) for name in chosen]
     if experiment is None and not everything and pattern is None:
         _list(found, json)
         return
@@ -107,7 +118,7 @@ class _Place(NamedTuple):
 
     device: str
     jobs: int | None
-    engine: Engine | None
+    engine: "Engine | None"
     environment: dict[str, Any]
 
 
@@ -120,6 +131,13 @@ def _place(
     address: str | None,
     gpus_per_run: float | None,
 ) -> Iterator[_Place]:
+    import torch
+
+    from iterand.experiments.cluster import connected
+    from iterand.experiments.local import run_tasks
+    from iterand.training.environment import choose_device, describe
+    from iterand.training.folder import require_writers
+
     if engine not in ("local", "ray"):
         raise ValueError(f"unknown engine {engine!r}; it must be local or ray")
     if engine == "ray":
@@ -140,12 +158,16 @@ def _place(
     for option, value in (("--address", address), ("--gpus-per-run", gpus_per_run)):
         if value is not None:
             raise ValueError(f"{option} {value} says something to Ray only; add --engine ray, or leave it out")
+    require_writers()
     chosen = choose_device(device)
     at_a_time = jobs or (1 if chosen.type == "cuda" else os.cpu_count() or 1)
     yield _Place(str(chosen), at_a_time, partial(run_tasks, together=together or 1), describe(chosen))
 
 
-def _list(experiments: Sequence[Experiment], json: bool) -> None:
+def _list(experiments: Sequence["Experiment"], json: bool) -> None:
+    from iterand.experiments.cost import gpu_minutes
+    from iterand.experiments.sweep import distinct_runs
+
     runs = {entry.name: distinct_runs([entry]) for entry in experiments}
     if json:
         print_json(
@@ -178,7 +200,7 @@ def _duration(minutes: float) -> str:
     return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:,.0f} h"
 
 
-def _table(experiment: Experiment, cells: list[CellResult], scale: str) -> Table:
+def _table(experiment: "Experiment", cells: list["CellResult"], scale: str) -> Table:
     table = Table(title=experiment.title, title_justify="left", box=box.SIMPLE)
     if scale != "full":
         table.caption = f"{scale}: a dry run, the numbers mean nothing"

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.live import Live
@@ -11,7 +12,9 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from iterand.cli.console import err, progress_bar, say
-from iterand.experiments.task import Event, Task
+
+if TYPE_CHECKING:
+    from iterand.experiments.task import Event, Task
 
 _STATES = ("pending", "running", "done", "failed")
 _STATE_AFTER = {"started": "running", "progress": "running", "done": "done", "failed": "failed"}
@@ -20,7 +23,7 @@ _SECONDS_A_LINE = 30.0  # where progress goes to a file instead of a terminal
 
 
 @contextmanager
-def watching(tasks: Sequence[Task]) -> Iterator["RunsTable"]:
+def watching(tasks: Sequence["Task"]) -> Iterator["RunsTable"]:
     """A table of these runs on stderr that follows the events it is called with; lines where that is no terminal."""
     table = RunsTable(tasks)
     if not err.is_terminal:
@@ -33,13 +36,13 @@ def watching(tasks: Sequence[Task]) -> Iterator["RunsTable"]:
 class RunsTable:
     """What is known of each run, by what was heard of it."""
 
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence["Task"]) -> None:
         self.states = dict.fromkeys(tasks, "pending")
         self.progress = progress_bar()
         self.bars: dict[Task, TaskID] = {}
         self._said = time.monotonic()
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: "Event") -> None:
         """Take note of an event."""
         self.states[event.task] = _STATE_AFTER[event.kind]
         if event.kind == "started":
@@ -70,12 +73,12 @@ class RunsTable:
             table.add_row(name, *(str(count[state]) for state in _STATES))
         return Group(table, self.progress)
 
-    def _remove_bar(self, task: Task) -> None:
+    def _remove_bar(self, task: "Task") -> None:
         bar = self.bars.pop(task, None)
         if bar is not None:
             self.progress.remove_task(bar)
 
-    def _say(self, event: Event) -> None:
+    def _say(self, event: "Event") -> None:
         """A line for every run that ends, and one now and then."""
         count = Counter(self.states.values())
         if event.kind in ("done", "failed"):
@@ -89,7 +92,7 @@ class RunsTable:
         say(line, to=err)
 
 
-def _outcome(event: Event) -> str:
+def _outcome(event: "Event") -> str:
     if event.kind == "failed":
         return str(event.value["error"])
     return f"test accuracy {event.value['result']['test_accuracy']:.2f} %"

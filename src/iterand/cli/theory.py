@@ -1,7 +1,5 @@
 """``iterand theory``: Section 4 of the paper, claimed, exact, simulated and built."""
 
-# Each command imports what it needs: scipy and matplotlib would slow down the start of every other command.
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +11,7 @@ from rich.table import Table
 
 from iterand.checks import shown
 from iterand.cli.console import counting, err, out, print_json
+from iterand.errors import extra
 
 if TYPE_CHECKING:
     from iterand.theory.simulate import Estimate
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 def _check_plot(path: Path | None) -> Path | None:
     # Before the work rather than after it.
     if path is not None:
-        from iterand.theory.plots import kind_of
-
+        with extra("lab", "drawing"):
+            from iterand.theory.plots import kind_of
         kind_of(path)
     return path
 
@@ -50,7 +49,8 @@ def width(
     as_json: Json = False,
 ) -> None:
     """The hidden width that is enough: the paper's, the repaired, and (for widths 1,1) by simulation."""
-    from iterand.theory import bounds, exact, limits, tables
+    with extra("lab", "the theory"):
+        from iterand.theory import bounds, exact, limits, tables
 
     sizes = _parse_widths(widths)
     chosen = [rounds] if rounds is not None else tables.rounds_over(epsilon, delta, sizes)
@@ -106,7 +106,8 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """How often the proof's event fails at width 2: claimed, exact, simulated; and the best any masks can do."""
-    from iterand.theory import tables
+    with extra("lab", "the theory"):
+        from iterand.theory import tables
 
     chosen = [rounds] if rounds is not None else tables.rounds_over(epsilon, delta)
     total = tables.failure_rows_draws(epsilon, chosen, weight=weight, trials=trials)
@@ -149,9 +150,10 @@ def construct(
     as_json: Json = False,
 ) -> None:
     """Build the network of the theorem for a target trained on digits, and certify its error."""
-    from iterand.theory.bounds import check_count
-    from iterand.theory.search import check_draws
-    from iterand.theory.trials import digits_experiment, error_rows
+    with extra("lab", "the theory"):
+        from iterand.theory.bounds import check_count
+        from iterand.theory.search import check_draws
+        from iterand.theory.trials import digits_experiment, error_rows
 
     check_count("trials", trials)
     with err.status("training the target"):

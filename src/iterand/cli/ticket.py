@@ -3,22 +3,22 @@
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 from rich.markup import escape
 from rich.table import Table
-from safetensors.torch import save
-from torch import Tensor
 
 from iterand.cli.console import err, out, print_json, say
 from iterand.errors import IterandError, TicketError
 from iterand.experiments.report.formatting import size
 from iterand.files import atomic_write
-from iterand.masking import fold_
-from iterand.ticket import Ticket, load_ticket, read_ticket
-from iterand.ticket.inspect import Cost, cost
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from iterand.ticket import Ticket
+    from iterand.ticket.inspect import Cost
 
 app = typer.Typer(no_args_is_help=True, help="Look into a ticket, check it, unpack it.")
 
@@ -37,6 +37,9 @@ class Format(StrEnum):
 @app.command()
 def info(file: File, json: Json = False) -> None:
     """What is in a ticket, layer by layer, and what it costs."""
+    from iterand.ticket import read_ticket
+    from iterand.ticket.inspect import cost
+
     ticket = read_ticket(file)
     costs = cost(ticket)
     if json:
@@ -55,6 +58,8 @@ def verify(
     json: Json = False,
 ) -> None:
     """Decode all of a ticket: checksum, structure, counts and weights; with --run, equality with a run's weights."""
+    from iterand.ticket import read_ticket
+
     ticket = read_ticket(file)
     with err.status("decoding"):
         try:
@@ -76,6 +81,8 @@ def verify(
 @app.command()
 def unpack(file: File, output: Output = None, json: Json = False) -> None:
     """Write the network as an ordinary state dict: a safetensors file of dense tensors."""
+    from iterand.ticket import read_ticket
+
     written = _unpack(read_ticket(file), output or file.with_suffix(".safetensors"))
     _report(file, written, json, "its tensors are dense: as many bytes as any state dict")
 
@@ -94,6 +101,8 @@ def export(
     json: Json = False,
 ) -> None:
     """Write the network for other programs: ONNX (checked by onnxruntime) or a dense safetensors state dict."""
+    from iterand.ticket import load_ticket, read_ticket
+
     target = output or file.with_suffix(f".{to}")
     if to is Format.safetensors:
         _report(file, _unpack(read_ticket(file), target), json, "its tensors are dense")
@@ -111,7 +120,7 @@ def export(
     _report(file, target, json, note, difference=done.difference)
 
 
-def _layer_table(costs: Cost) -> Table:
+def _layer_table(costs: "Cost") -> Table:
     table = Table("layer", "shape", "kept", "rounds", "redrawn", "bits")
     table.columns[0].overflow = "fold"
     for column in table.columns[1:]:
@@ -131,7 +140,7 @@ def _layer_table(costs: Cost) -> Table:
     return table
 
 
-def _whole_table(ticket: Ticket, costs: Cost) -> Table:
+def _whole_table(ticket: "Ticket", costs: "Cost") -> Table:
     weights, kept = sum(layer.weights for layer in costs.layers), sum(layer.kept for layer in costs.layers)
     settings = ticket.header.layers[0].settings
     parts = f"{size(costs.stream)} weights, {size(costs.other_tensors)} other tensors, {size(costs.header)} header"
@@ -145,7 +154,7 @@ def _whole_table(ticket: Ticket, costs: Cost) -> Table:
     return table
 
 
-def _described(ticket: Ticket) -> dict[str, object]:
+def _described(ticket: "Ticket") -> dict[str, object]:
     header = ticket.header
     return {
         "iterand": header.package,
@@ -155,7 +164,11 @@ def _described(ticket: Ticket) -> dict[str, object]:
     }
 
 
-def _compare(file: Path, state: dict[str, Tensor], run: Path) -> None:
+def _compare(file: Path, state: dict[str, "Tensor"], run: Path) -> None:
+    import torch
+
+    from iterand.masking import fold_
+    from iterand.ticket import load_ticket
     from iterand.training import checkpoint
     from iterand.training.folder import RunFolder
     from iterand.training.session import Session
@@ -171,13 +184,17 @@ def _compare(file: Path, state: dict[str, Tensor], run: Path) -> None:
             raise TicketError(f"ticket {str(file)!r}: {name!r} is not what the run {str(run)!r} holds")
 
 
-def _unpack(ticket: Ticket, target: Path) -> Path:
+def _unpack(ticket: "Ticket", target: Path) -> Path:
+    from safetensors.torch import save
+
     # Tied tensors share memory, which the format does not hold: each gets its own.
     atomic_write(target, save({name: tensor.clone() for name, tensor in ticket.state_dict().items()}))
     return target
 
 
-def _example(ticket: Ticket, shape: str | None, data_dir: Path | None) -> tuple[Tensor, ...]:
+def _example(ticket: "Ticket", shape: str | None, data_dir: Path | None) -> tuple["Tensor", ...]:
+    import torch
+
     if shape is not None:
         parts = shape.split(",")
         if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):

@@ -3,22 +3,20 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
+from iterand.cli import names
 from iterand.cli.console import ProgressObserver, err, out, print_json, progress_bar, say, write
 from iterand.errors import IterandError
-from iterand.experiments.library import find_recipe, recipe_names
 from iterand.experiments.report.formatting import size
-from iterand.experiments.running import evaluate_run, run
-from iterand.training import recipe_file
-from iterand.training.distributed import Ranks, joined
-from iterand.training.environment import choose_device
-from iterand.training.execution import Execution
-from iterand.training.farewell import AlreadySaid
-from iterand.training.folder import TICKET, RunFolder, default_path
+
+if TYPE_CHECKING:
+    from iterand.training.distributed import Ranks
+
+_complete = names.completing(names.recipes)
 
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
@@ -36,7 +34,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="Name of a recipe, or path of a .toml file.")] = "digits",
+    recipe: Annotated[
+        str, typer.Argument(help="Name of a recipe, or path of a .toml file.", autocompletion=_complete)
+    ] = "digits",
     settings: Settings = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Folder of the run (runs/NAME-DIGEST).")] = None,
     device: Device = "auto",
@@ -50,6 +50,12 @@ def train(
 
     On several GPUs or machines: torchrun --nproc-per-node N -m iterand train RECIPE.
     """
+    from iterand.experiments.library import find_recipe
+    from iterand.experiments.running import run
+    from iterand.training.environment import choose_device
+    from iterand.training.execution import Execution
+    from iterand.training.folder import TICKET, RunFolder, default_path
+
     with _joined() as ranks:
         settled = find_recipe(recipe, settings or [])
         where = RunFolder(folder or default_path(settled))
@@ -80,8 +86,11 @@ def train(
 
 
 @contextmanager
-def _joined() -> Iterator[Ranks]:
+def _joined() -> Iterator["Ranks"]:
     """Join the other ranks, if there are any; only the first one talks, unless another has the news."""
+    from iterand.training.distributed import joined
+    from iterand.training.farewell import AlreadySaid
+
     try:
         with joined() as ranks:
             out.quiet = err.quiet = not ranks.first
@@ -102,6 +111,9 @@ def evaluate(
     """Test a trained network on the test part of its data."""
     if not path.exists():
         raise ValueError(f"there is no run folder or ticket {str(path)!r}")
+    from iterand.experiments.running import evaluate_run
+    from iterand.training.environment import choose_device
+
     measured = evaluate_run(path, device=choose_device(device), data_dir=data_dir)
     if json:
         print_json(measured)
@@ -113,11 +125,14 @@ def evaluate(
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Recipe to print in full.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Recipe to print in full.", autocompletion=_complete)] = None,
     settings: Settings = None,
     json: Json = False,
 ) -> None:
     """List the recipes, or print one with all its settings."""
+    from iterand.experiments.library import find_recipe, recipe_names
+    from iterand.training import recipe_file
+
     if name is not None:
         settled = find_recipe(name, settings or [])
         if json:

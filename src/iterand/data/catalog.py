@@ -13,7 +13,6 @@ from iterand.data.download import Progress, download
 from iterand.data.location import Located, data_folder
 from iterand.data.options import AUGMENTATIONS, NORMALIZATIONS, Options
 from iterand.data.packing import Scaling
-from iterand.data.partial import PART
 from iterand.data.sources import ARCHIVES, by_hand, missing
 from iterand.errors import DataError
 
@@ -56,12 +55,11 @@ DATASETS = {
 
 @dataclass(frozen=True)
 class Status:
-    """What is there of a data set; ``fetched`` counts the bytes of a download that broke."""
+    """What is there of a data set, or how to get it."""
 
     name: str
     title: str
     located: Located | None
-    fetched: int
     advice: str
 
 
@@ -95,14 +93,10 @@ def load_data(
 
 def status(name: str, root: Path) -> Status:
     """What is there of a data set."""
-    entry, located, fetched, advice = find(name), find(name).locate(root), 0, ""
-    if located is None and name in ARCHIVES:
-        part = root / (ARCHIVES[name].name + PART)
-        fetched = part.stat().st_size if part.exists() else 0
-        advice = f"iterand data fetch {name}"
-    elif located is None:
-        advice = by_hand(name, root)
-    return Status(name, entry.title, located, fetched, advice)
+    entry, located, advice = find(name), find(name).locate(root), ""
+    if located is None:
+        advice = f"iterand data fetch {name}" if name in ARCHIVES else by_hand(name, root)
+    return Status(name, entry.title, located, advice)
 
 
 def fetch(name: str, root: Path, progress: Progress) -> Path:

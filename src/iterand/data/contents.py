@@ -2,6 +2,8 @@
 
 import functools
 import os
+import sys
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +24,8 @@ class Stretch(NamedTuple):
 Content = str | Stretch
 """A file by its path, or a stretch of one."""
 
+_seeking = threading.Lock()
+
 
 def read(content: Content) -> bytes:
     """The bytes; that they cannot be had is an error, since it would not stay with one image."""
@@ -30,7 +34,7 @@ def read(content: Content) -> bytes:
             with open(content, "rb") as file:  # noqa: PTH123 - a million paths an epoch stay strings
                 return file.read()
         # Not a memory map: where a file is cut short while it is in use, touching one kills the process.
-        found = os.pread(_opened(content.path, content.changed), content.length, content.start)
+        found = _read_at(_opened(content.path, content.changed), content.start, content.length)
     except OSError as error:
         raise unreadable(Path(content if isinstance(content, str) else content.path), error) from None
     if len(found) != content.length:
@@ -41,8 +45,17 @@ def read(content: Content) -> bytes:
 @functools.lru_cache(maxsize=4)
 def _opened(path: str, changed: int) -> int:
     """A handle that stays open: on a network file system, opening costs more than reading."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     if os.fstat(handle).st_mtime_ns != changed:
         os.close(handle)
         raise DataError(f"{path} was replaced while it was in use; start again")
     return handle
+
+
+def _read_at(handle: int, start: int, length: int) -> bytes:
+    if sys.platform == "win32":
+        with _seeking:  # threads share the place in the file
+            os.lseek(handle, start, os.SEEK_SET)
+            return os.read(handle, length)
+    else:
+        return os.pread(handle, length, start)

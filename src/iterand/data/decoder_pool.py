@@ -1,11 +1,14 @@
-"""Batches of images decoded by worker processes into shared memory, a few batches ahead."""
+"""Batches of images decoded by worker processes into shared memory, a few batches ahead. Not on Windows."""
+
+import sys
+
+assert sys.platform != "win32", "processes cannot be given open files there; threads decode"
 
 import atexit
 import itertools
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import deque
@@ -19,12 +22,9 @@ from socket import socketpair
 from typing import IO
 
 from iterand.data.decoder_process import Close, Done, Open, Rows, Work
-from iterand.data.decoding import Pixels, Task
+from iterand.data.decoding import DecodedBatch, Task
 from iterand.data.processors import VARIABLE
 from iterand.errors import DataError
-
-DecodedBatch = tuple[Pixels, dict[int, str]]
-"""Pixels [images, SIZE, SIZE, 3], valid until the next batch is asked for, and what was wrong with some by place."""
 
 _SHARES = 4  # a batch is dealt out in so many pieces to a worker, for a worker that is slow
 _MOST = 32  # images in a piece, so that a message fits into a connection even if paths are as long as they may be
@@ -243,7 +243,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _shared_memory(size: int) -> IO[bytes]:
     """A file without a name: it goes with the last process that has it, and needs no room in /dev/shm."""
     file: IO[bytes]
-    if hasattr(os, "memfd_create"):
+    if sys.platform == "linux" and hasattr(os, "memfd_create"):
         file = os.fdopen(os.memfd_create("iterand-data", os.MFD_CLOEXEC), "r+b")
     else:
         file = tempfile.TemporaryFile()  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""A process that decodes images into memory it shares with the process that asked for them.
+"""A process that decodes images into memory it shares with the process that asked for them. Not on Windows.
 
 It ends when its connection does: whatever happens to the process at the other end, none is left behind. What it imports
 takes a tenth of a second, as long as torch is not among it.
@@ -7,6 +7,7 @@ takes a tenth of a second, as long as torch is not among it.
 import mmap
 import os
 import signal
+import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -15,7 +16,9 @@ from multiprocessing.reduction import recv_handle
 import numpy as np
 
 from iterand.data.decoding import SIZE, Pixels, Task, decode_part
-from iterand.errors import DataError
+from iterand.errors import IterandError
+
+assert sys.platform != "win32", "processes cannot be given open files there; threads decode"
 
 _HEAD = 64  # the first byte says that nobody waits any more; the rest keeps the pixels aligned
 _LONGEST = 300  # characters of what is wrong with an image
@@ -112,7 +115,7 @@ def _decode(work: Work, rows: Rows) -> Done:
             rows.pixels[work.row + index] = decoded.pixels
             if decoded.problem:
                 problems[work.first + index] = decoded.problem[:_LONGEST]
-    except DataError as known:
+    except IterandError as known:
         error = str(known)
     except Exception as unknown:  # a traceback in a worker would be seen by nobody who can use it
         error = f"a worker failed while decoding images ({type(unknown).__name__}: {unknown})"

@@ -4,13 +4,17 @@ import io
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from iterand.data.boxes import resized_crop
 from iterand.data.contents import Content, Stretch, read
+from iterand.errors import extra
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 GRAY = (124, 116, 104)
 """The mean colour of ImageNet: what stands in for an image that cannot be decoded."""
@@ -20,6 +24,9 @@ _SHORT_SIDE = 256
 
 Pixels = NDArray[np.uint8]
 Words = NDArray[np.int64]
+
+DecodedBatch = tuple[Pixels, dict[int, str]]
+"""Pixels [images, SIZE, SIZE, 3], valid until the next batch is asked for, and what was wrong with some by place."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,10 @@ class Decoded:
 
 def decode(content: bytes, words: Sequence[int] | None) -> Decoded:
     """A random resized crop by the words of the example; without words the middle."""
+    with extra("lab", "decoding images"):
+        import PIL.Image
     try:
-        with Image.open(io.BytesIO(content)) as file:
+        with PIL.Image.open(io.BytesIO(content)) as file:
             image = file if file.mode == "RGB" else file.convert("RGB")
             image.load()
     except Exception as error:  # a damaged file can raise anything
@@ -66,16 +75,20 @@ def _gray(problem: str) -> Decoded:
     return Decoded(np.full((SIZE, SIZE, 3), GRAY, np.uint8), problem)
 
 
-def _resized_crop(image: Image.Image, words: Sequence[int]) -> Image.Image:
+def _resized_crop(image: "Image", words: Sequence[int]) -> "Image":
+    from PIL.Image import Resampling, Transpose
+
     top, left, height, width, flip = resized_crop(words, image.height, image.width)
-    view = image.crop((left, top, left + width, top + height)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
-    return view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else view
+    view = image.crop((left, top, left + width, top + height)).resize((SIZE, SIZE), Resampling.BILINEAR)
+    return view.transpose(Transpose.FLIP_LEFT_RIGHT) if flip else view
 
 
-def _middle(image: Image.Image) -> Image.Image:
+def _middle(image: "Image") -> "Image":
     """The short side scaled to 256, then the middle 224 × 224."""
+    from PIL.Image import Resampling
+
     short = min(image.size)
     width, height = (_SHORT_SIDE * side // short for side in image.size)
     left, top = round((width - SIZE) / 2), round((height - SIZE) / 2)
-    scaled = image.resize((width, height), Image.Resampling.BILINEAR)
+    scaled = image.resize((width, height), Resampling.BILINEAR)
     return scaled.crop((left, top, left + SIZE, top + SIZE))

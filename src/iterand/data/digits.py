@@ -10,6 +10,7 @@ from iterand.data.dataset import Dataset, TensorSplit
 from iterand.data.location import Located
 from iterand.data.options import Options
 from iterand.data.parts import fixed_order, limited
+from iterand.errors import extra
 
 _VALIDATION = 200
 _TEST = 400
@@ -23,7 +24,8 @@ def locate(root: Path) -> Located | None:
 
 def load(located: Located, device: torch.device, options: Options) -> Dataset[TensorSplit]:
     """The digits, normalised to mean 0 and deviation 1 over the training part; one fixed split for all runs."""
-    from sklearn.datasets import load_digits  # takes as long to import as torch
+    with extra("lab", "the digits data set"):
+        from sklearn.datasets import load_digits  # takes as long to import as torch
 
     digits = load_digits()
     images = torch.from_numpy(digits.images).float().unsqueeze(1)

@@ -1,49 +1,36 @@
-"""Download a file so that a broken download goes on where it stopped, and only a right one gets its name."""
+"""Download a file, so that only one with the published checksum gets its name."""
 
 import hashlib
-import http.client
-import os
-import re
 import shutil
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import urlsplit
 
-from iterand.data.partial import PART, only_one, unwritable
+from iterand.data.partial import PART, alone
 from iterand.data.sources import Archive
-from iterand.errors import DataError
+from iterand.errors import DataError, extra
 
 Progress = Callable[[int, int | None], None]
 """Told how many bytes are there, and of how many if the server says so."""
 
 _CHUNK = 1 << 18
-_TIMEOUT = 30.0
-_TRIES = 3  # connections that break without having brought anything
+_RETRIES = 2
 
 
 def download(archive: Archive, folder: Path, progress: Progress) -> Path:
-    """Bring the archive into the folder and check it; a ``.part`` file from an earlier try is continued."""
+    """Bring the archive into the folder and check it; one that is there already is only checked."""
     path = folder / archive.name
-    part = folder / (archive.name + PART)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with alone(path, "downloaded"):
         if not path.exists():
-            with part.open("ab") as file, only_one(file, part, "downloaded"):
-                if path.exists():  # another process has just brought it
-                    return path
-                _fill(file, archive, path, progress)
-                file.flush()
-                os.fsync(file.fileno())
-                _verify_new(part, archive)
-                part.replace(path)
+            work = folder / f".{archive.name}{PART}"
+            try:
+                _fetch(archive, work, progress).replace(path)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)  # with what a process that was killed has left in it
         elif md5(path) != archive.md5:
             raise DataError(f"{path} has another MD5 than the published {archive.md5}; remove it and fetch it again")
-    except OSError as error:
-        raise unwritable(part, error) from None
     return path
 
 
@@ -53,91 +40,89 @@ def md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def _verify_new(part: Path, archive: Archive) -> None:
-    found = md5(part)
-    if found != archive.md5:
-        part.unlink()  # going on with it would never end well
-        raise DataError(f"{archive.url} came with MD5 {found}, expected {archive.md5}, and was thrown away; try again")
+def _fetch(archive: Archive, work: Path, progress: Progress) -> Path:
+    """The archive, downloaded into a folder that is not used for anything else."""
+    with extra("lab", "downloading data"):
+        import pooch
+        import requests
 
+    pooch.get_logger().setLevel("WARNING")  # the caller shows the progress
+    bar = _Bar(work.parent / archive.name, progress)
 
-def _fill(file: IO[bytes], archive: Archive, path: Path, progress: Progress) -> None:
-    """Ask for what is missing until it is all there."""
-    most, fruitless = file.tell(), 0
-    while True:
-        try:
-            if _continue(file, path, archive.url, progress):
-                return
-            reason = "the connection broke"
-        except urllib.error.HTTPError as error:
-            error.close()
-            raise DataError(
-                f"{archive.url} answers {error.code} {error.reason}; get {archive.name} (MD5 {archive.md5}) elsewhere "
-                f"and put it into {path.parent}"
-            ) from None
-        except urllib.error.URLError as error:
-            reason = str(error.reason)
-        except (http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError) as error:
-            reason = str(error) or type(error).__name__
-        fruitless = 0 if file.tell() > most else fruitless + 1
-        most = max(most, file.tell())
-        if fruitless == _TRIES:
-            raise DataError(
-                f"cannot reach {urlsplit(archive.url).hostname} ({reason}); try again, or download {archive.url} "
-                f"elsewhere and put the file into {path.parent}"
-            )
+    def downloader(url: str, output: str, caller: pooch.Pooch) -> None:
+        Path(output).unlink()  # pooch has made it for this user alone; made again, it has the usual permissions
+        with ExitStack() as answers:
 
+            def opened(answer: requests.Response, **_: Any) -> None:
+                answers.callback(answer.close)
 
-def _continue(file: IO[bytes], path: Path, url: str, progress: Progress) -> bool:
-    """One connection: append what it brings; whether the file is whole then."""
-    start = file.tell()
-    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
+            options = {"headers": {"Accept-Encoding": "identity"}, "hooks": {"response": opened}}  # as it is published
+            pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, **options)(url, output, caller)
+
+    source = pooch.create(
+        work.absolute(),
+        base_url="",
+        registry={archive.name: f"md5:{archive.md5}"},
+        urls={archive.name: archive.url},
+        retry_if_failed=_RETRIES,
+    )
     try:
-        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            raise
-        error.close()
-        if _total(error.headers, 0) == start:
-            return True  # an earlier try got it all but could not finish
-        _restart(file)
-        return False
-    with response:
-        if response.status != http.HTTPStatus.PARTIAL_CONTENT or _first(response.headers) != start:
-            _restart(file)
-        start = file.tell()
-        total = _total(response.headers, start)
-        _check_room(path, total, start)
-        progress(start, total)
-        while chunk := response.read(_CHUNK):
-            file.write(chunk)
-            progress(file.tell(), total)
-    return total is None or file.tell() == total
-
-
-def _restart(file: IO[bytes]) -> None:
-    file.truncate(0)
-    file.seek(0)
-
-
-def _first(headers: Any) -> int | None:
-    """Where a partial answer begins."""
-    found = re.match(r"bytes (\d+)-", headers.get("Content-Range") or "")
-    return int(found[1]) if found else None
-
-
-def _total(headers: Any, start: int) -> int | None:
-    """How long the whole file is."""
-    found = re.search(r"/(\d+)$", headers.get("Content-Range") or "")
-    if found:
-        return int(found[1])
-    length = headers.get("Content-Length")
-    return start + int(length) if length else None
-
-
-def _check_room(path: Path, total: int | None, have: int) -> None:
-    free = shutil.disk_usage(path.parent).free
-    if total is not None and total - have > free:
+        return Path(source.fetch(archive.name, downloader=downloader))
+    except requests.HTTPError as error:
+        answer: Any = error.response
         raise DataError(
-            f"{path} needs {(total - have) / 1e6:.0f} MB more, but only {free / 1e6:.0f} MB are free there; "
-            "make room, or choose another --data-dir"
-        )
+            f"{archive.url} answers {answer.status_code} {answer.reason}; get {archive.name} (MD5 {archive.md5}) "
+            f"elsewhere and put it into {work.parent}"
+        ) from None
+    except requests.RequestException as error:
+        raise DataError(
+            f"cannot reach {urlsplit(archive.url).hostname} ({_reason(error)}); try again, or download {archive.url} "
+            f"elsewhere and put the file into {work.parent}"
+        ) from None
+    except ValueError as error:  # the checksum
+        raise DataError(f"{archive.url} was thrown away: {str(error).partition('. ')[0]}; try again") from None
+
+
+def _reason(error: BaseException) -> str:
+    """What the innermost of the errors says that led to this one."""
+    while inner := error.__cause__ or error.__context__:
+        error = inner
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+class _Bar:
+    """A progress bar as pooch uses one: it sets the total of each try, and counts the last chunk as a whole one."""
+
+    def __init__(self, path: Path, progress: Progress) -> None:
+        self._path = path
+        self._progress = progress
+        self._total = self._done = 0
+
+    @property
+    def total(self) -> int:
+        """How many bytes the server says there are; 0 if it does not say."""
+        return self._total
+
+    @total.setter
+    def total(self, total: int) -> None:
+        free = shutil.disk_usage(self._path.parent).free
+        if total > free:
+            raise DataError(
+                f"{self._path} needs {total / 1e6:.0f} MB, but only {free / 1e6:.0f} MB are free there; "
+                "make room, or choose another --data-dir"
+            )
+        self._total, self._done = total, 0
+        self.update(0)
+
+    def update(self, count: int) -> None:
+        """So many bytes more are there."""
+        done = self._done + count
+        self._done = min(done, self._total) if self._total else done
+        self._progress(self._done, self._total or None)
+
+    def reset(self) -> None:
+        """Count again; only pooch does, to end with the total."""
+        self._done = 0 if self._total else self._done
+
+    def close(self) -> None:
+        """The file is there."""

@@ -11,15 +11,14 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image
 
 from iterand.data.contents import read
 from iterand.data.folders import ClassFolders
 from iterand.data.packed import END, INDEX, LONGEST, MAGIC, RECORD, Header, read_header
-from iterand.data.partial import PART, only_one, unwritable
+from iterand.data.partial import PART, alone
 from iterand.data.prefetch import prefetched
 from iterand.data.processors import processors
-from iterand.errors import DataError
+from iterand.errors import DataError, extra
 
 Progress = Callable[[int, int], None]
 """Told how many images are in the file, and of how many."""
@@ -44,6 +43,8 @@ class Scaling:
 
     def __call__(self, content: bytes) -> bytes:
         """The image scaled; one that is small enough or cannot be decoded as it is."""
+        with extra("lab", "scaling images"):
+            from PIL import Image
         try:
             with Image.open(io.BytesIO(content)) as file:
                 short = min(file.size)
@@ -70,9 +71,9 @@ def header_of(images: ClassFolders, scaling: Scaling | None) -> Header:
 def write_pack(path: Path, images: ClassFolders, header: Header, scaling: Scaling | None, progress: Progress) -> None:
     """Write the pack beside its place and rename it; a ``.part`` file of the same images and settings is continued."""
     part = path.with_name(path.name + PART)
-    try:
+    with alone(path, "packed"):
         part.touch()
-        with part.open("r+b") as file, only_one(file, part, "packed"):
+        with part.open("r+b") as file:
             records = _continued(file, header, progress)
             for content in _contents(images, len(records), scaling):
                 checksum = zlib.crc32(content)
@@ -87,9 +88,7 @@ def write_pack(path: Path, images: ClassFolders, header: Header, scaling: Scalin
             file.write(END.pack(place, len(index) - INDEX.itemsize * len(records), digest, MAGIC))
             file.flush()
             os.fsync(file.fileno())
-            part.replace(path)
-    except OSError as error:
-        raise unwritable(part, error) from None
+        part.replace(path)
 
 
 def _continued(file: BinaryIO, header: Header, progress: Progress) -> list[tuple[int, int, int]]:

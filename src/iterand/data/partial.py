@@ -1,35 +1,29 @@
-"""A file that is written beside its place, if need be in several tries, by one process at a time."""
+"""A file that appears under its name only once it is whole, written by one process at a time."""
 
 import contextlib
 import errno
-import fcntl
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from iterand.errors import DataError
+from iterand.locking import locked
 
 PART = ".part"
 
 
 @contextlib.contextmanager
-def only_one(file: IO[bytes], part: Path, doing: str) -> Iterator[None]:
-    """Keep others away from the same file; the lock goes with the process, however it ends."""
+def alone(path: Path, doing: str) -> Iterator[None]:
+    """Make the folder of a file and keep other processes from writing the same; ``doing`` is what is done with it."""
+    taken = DataError(f"{path} is being {doing} by another process; wait for it")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise DataError(f"{part} is being {doing} by another process; wait for it") from None
-    try:
-        yield
-    except DataError:
-        if not os.fstat(file.fileno()).st_size:
-            part.unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_name(f".{path.name}.lock"), taken):
+            yield
+    except OSError as error:
+        raise _unwritable(path, error) from None
 
 
-def unwritable(part: Path, error: OSError) -> DataError:
-    """The error for a file the system will not write."""
+def _unwritable(path: Path, error: OSError) -> DataError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DataError(f"the disk is full while writing {part}; make room, and the same command goes on")
-    return DataError(f"cannot write {part}: {error.strerror or error}")
+        return DataError(f"the disk is full while writing {path}; make room and start the same command again")
+    return DataError(f"cannot write {error.filename or path}: {error.strerror or error}")

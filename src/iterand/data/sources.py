@@ -33,7 +33,7 @@ ARCHIVES = {
 BY_HAND = {
     "imagenet": "ILSVRC2012 is given to registered users of https://image-net.org only; unpack its images into {folder}"
     "/train/CLASS/ and {folder}/val/CLASS/",
-    "digits": "the digits come with scikit-learn, which comes with iterand",
+    "digits": "it comes with scikit-learn: pip install 'iterand[lab]'",
 }
 
 

@@ -9,13 +9,14 @@ import gc
 import logging
 import multiprocessing
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -28,6 +29,15 @@ from iterand.training.recipe import NetworkRecipe
 from iterand.training.session import Session
 
 logger = logging.getLogger("iterand")
+
+if sys.platform == "win32":  # which cannot fork: children begin from nothing
+    from multiprocessing.connection import PipeConnection as Connection
+
+    _CONTEXT = multiprocessing.get_context("spawn")
+else:
+    from multiprocessing.connection import Connection
+
+    _CONTEXT = multiprocessing.get_context("forkserver")
 
 
 @dataclass
@@ -46,17 +56,17 @@ def run_tasks(tasks: Sequence[Task], jobs: int, together: int = 1) -> Iterator[E
     """Do the tasks in ``jobs`` processes at a time, ``together`` in each, and say how they go."""
     # Children are forked from a server that has imported torch and touched no GPU. On a CPU it also imports what every
     # optimizer needs and takes seconds; whether that looks for a GPU is torch's own business.
-    context = multiprocessing.get_context("forkserver")
     on_cpu = all(task.device == "cpu" for task in tasks)
-    context.set_forkserver_preload(["iterand.experiments.running", *(["torch._dynamo"] if on_cpu else [])])
+    _CONTEXT.set_forkserver_preload(["iterand.experiments.running", *(["torch._dynamo"] if on_cpu else [])])
     threads = threads_each(tasks, jobs)
     waiting, running = _portions(tasks, together), list[_Running]()
-    _start_server()
+    if sys.platform != "win32":
+        _start_server()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_work, args=(theirs, threads), daemon=True)
+                ours, theirs = _CONTEXT.Pipe()
+                process = _CONTEXT.Process(target=_work, args=(theirs, threads), daemon=True)
                 process.start()
                 theirs.close()
                 running.append(_Running(process, ours))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from iterand.errors import extra
 from iterand.theory import bounds
 
 
@@ -66,7 +67,8 @@ class Part(NamedTuple):
 
 def digits() -> tuple[Part, Part]:
     """Scikit-learn's digits with pixels from -1 to 1, for training and (every fifth image) for testing."""
-    from sklearn.datasets import load_digits  # takes as long to import as torch
+    with extra("lab", "the digits data set"):
+        from sklearn.datasets import load_digits  # takes as long to import as torch
 
     images, labels = load_digits(return_X_y=True)
     whole = Part(torch.tensor(images, dtype=torch.float32) / 8 - 1, torch.tensor(labels))

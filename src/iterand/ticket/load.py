@@ -8,7 +8,6 @@ from torch.nn.parameter import is_lazy
 
 from iterand.errors import TicketError
 from iterand.masking import masked_layers, unwrap
-from iterand.networks import network_outline
 from iterand.ticket.read import Ticket, read_ticket
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -79,6 +78,8 @@ def _check_fits(ticket: Ticket, model: nn.Module) -> None:
 
 def _built(ticket: Ticket) -> nn.Module:
     """The network of the recipe, laid out without memory."""
+    from iterand.networks import network_outline  # only tickets without a model of one's own need it
+
     options = (ticket.recipe or {}).get("network")
     if not isinstance(options, dict) or not isinstance(options.get("name"), str):
         raise TicketError("it has no recipe of a network inside; give load_ticket the model")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from iterand.version import VERSION
@@ -37,6 +38,8 @@ def computing(threads: int) -> Iterator[None]:
     numbers count is a matter of each thread: this one's, and of those that torch starts from now on.
     """
     before, was_flushing = torch.get_num_threads(), _flushes_denormals()
+    for kind in (np.float32, np.float64):
+        np.finfo(kind)  # NumPy keeps what it finds; later it would find that there are no denormals, and warn
     torch.set_flush_denormal(True)
     if threads not in (0, before):
         torch.set_num_threads(threads)

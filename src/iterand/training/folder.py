@@ -4,17 +4,19 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.utils.tensorboard import SummaryWriter
-
-from iterand.errors import IterandError, RecipeError
+from iterand.errors import IterandError, RecipeError, extra
 from iterand.files import atomic_write, remove_unfinished
+from iterand.locking import locked
 from iterand.training import checkpoint, recipe_file, record
 from iterand.training.checkpoint import Checkpoint
 from iterand.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 RECIPE = "recipe.toml"
 METRICS = "metrics.jsonl"
@@ -52,6 +54,8 @@ class RunFolder:
         ``fresh`` replaces what is in it, though not before the run starts: until then it may still be refused. The
         folder of a complete run is only read, so it may be read-only.
         """
+        if fresh or not (self.path / RECORD).exists():
+            require_writers()
         self._fresh, self._record = fresh, None
         try:
             if not fresh and self._find_record(recipe):
@@ -87,6 +91,8 @@ class RunFolder:
 
     def start_log(self, metrics: Iterable[dict[str, Any]]) -> None:
         """Begin the log with these epochs: what was logged after the checkpoint is done again."""
+        from torch.utils.tensorboard import SummaryWriter
+
         metrics = list(metrics)
         atomic_write(self.path / METRICS, "".join(json.dumps(line) + "\n" for line in metrics).encode())
         self._writer = SummaryWriter(str(self.path / TENSORBOARD), purge_step=len(metrics) + 1)
@@ -197,23 +203,18 @@ class FollowerFolder(RunFolder):
         return None
 
 
+def require_writers() -> None:
+    """Say before a run, not after its data is loaded, if what it writes cannot be written."""
+    with extra("lab", "training by a recipe"):
+        import tensorboard  # noqa: F401
+        import tomli_w  # noqa: F401
+
+
 def _json(value: dict[str, Any]) -> bytes:
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep a second process out of the folder; the lock goes with the process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # not on this platform
-        yield
-        return
-    with (folder / _LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise IterandError(
-                f"another process is training in {folder}; wait for it, or choose another --out"
-            ) from None
-        yield
+def _locked(folder: Path) -> AbstractContextManager[None]:
+    """Keep a second process out of the folder."""
+    taken = IterandError(f"another process is training in {folder}; wait for it, or choose another --out")
+    return locked(folder / _LOCK, taken)

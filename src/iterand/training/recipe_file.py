@@ -1,6 +1,7 @@
 """Recipes as TOML and back, with a sentence for every mistake."""
 
 import difflib
+import functools
 import hashlib
 import json
 import math
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from iterand.checks import is_text, shown
-from iterand.errors import RecipeError
+from iterand.errors import RecipeError, extra
 from iterand.training import recipe as schema
 from iterand.training.recipe import Recipe
 
@@ -66,14 +67,9 @@ def as_dict(recipe: Recipe) -> dict[str, Any]:
 
 def to_toml(recipe: Recipe) -> str:
     """The whole recipe, defaults included."""
-    lines: list[str] = []
-    tables: list[str] = []
-    for key, value in asdict(recipe).items():
-        if isinstance(value, dict):
-            tables += ["", f"[{key}]", *(f"{name} = {_literal(item)}" for name, item in value.items())]
-        else:
-            lines.append(f"{key} = {_literal(value)}")
-    return "\n".join(lines + tables) + "\n"
+    with extra("lab", "writing a recipe as TOML"):
+        import tomli_w
+    return tomli_w.dumps(asdict(recipe))
 
 
 def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
@@ -116,8 +112,9 @@ def _changed(recipe: Recipe) -> dict[str, Any]:
 def difference(old: Recipe, new: Recipe) -> list[str]:
     """One line for each setting that differs."""
     before, after = _flatten(asdict(old)), _flatten(asdict(new))
+    text = functools.partial(json.dumps, ensure_ascii=False)
     return [
-        f"{key} is {_literal(after[key])} here and {_literal(before[key])} there"
+        f"{key} is {text(after[key])} here and {text(before[key])} there"
         for key in after
         if after[key] != before[key] and key not in _LABELS
     ]
@@ -199,10 +196,3 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return float(text) if _BARE_POINT.fullmatch(text) else text
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_literal(item) for item in value) + "]"
-    # JSON's strings, numbers and truth values are TOML's, but for infinities and the delete character.
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,9 +1,10 @@
 """Numbers and names as people read them."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from iterand.experiments.report.statistics import Comparison, Summary
+if TYPE_CHECKING:
+    from iterand.experiments.report.statistics import Comparison, Summary
 
 VERDICTS = {"same": "as the paper", "above": "above", "below": "below", "unknown": "no deviation"}
 
@@ -30,12 +31,12 @@ def plus_minus(mean: float, std: float | None) -> str:
     return f"{mean:.2f}" + ("" if std is None else f" ± {std:.2f}")
 
 
-def ours(summary: Summary | None) -> str:
+def ours(summary: "Summary | None") -> str:
     """Our result with its number of runs."""
     return "open" if summary is None else f"{plus_minus(summary.mean, summary.std)} (n = {summary.n})"
 
 
-def difference(comparison: Comparison) -> str:
+def difference(comparison: "Comparison") -> str:
     """The difference to the paper, with its sign."""
     return f"{comparison.difference:+.2f}".replace("-", "−")
 
