@@ -18,7 +18,7 @@ from iterand.experiments.report.statistics import Summary
 
 HERE = Path(__file__).parent
 TARGET = HERE / "images" / "beyond.svg"
-BLUE, ORANGE, GRAY = "#1c6dd0", "#c2500a", "#8a8f98"
+BLUE, ORANGE, GRAY, GREEN = "#1c6dd0", "#c2500a", "#8a8f98", "#2b8a3e"
 
 
 def main() -> None:
@@ -37,9 +37,12 @@ def main() -> None:
 
 
 def panel(axis: Axes, network: str, best: Outcome) -> None:
-    """Three lines over the share of pruned weights; the steps between the shares are drawn alike."""
+    """Lines over the share of pruned weights; the steps between the shares are drawn alike."""
     places = range(len(SPARSITIES))
     ours = {dict(cell.cell.axes)["sparsity"]: cell.summary for cell in best.cells if network in cell.cell.label}
+    dense = ours.get(0.0)
+    if dense:
+        axis.axhline(dense.mean, color=GREEN, linewidth=1, linestyle=":", label="dense SGD, same data")
     line(axis, places, [ours[sparsity] for sparsity in SPARSITIES], BLUE, "o-", "ours: no weight is ever trained")
     for method, colour, look, label in (
         ("IMP", ORANGE, "s--", "magnitude pruning, trained four times (paper)"),

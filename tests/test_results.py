@@ -6,9 +6,11 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
+import torch
 
 from iterand.experiments.paper.sparsities import OPENLTH
 from iterand.experiments.report.assembly import read_report
+from iterand.ticket import load_ticket, read_ticket
 from iterand.training import recipe_file
 from iterand.training.folder import default_path
 
@@ -164,7 +166,7 @@ def test_the_sparsity_table():
 def test_the_columns_of_the_readme():
     lines = rows("README.md")
     for network in OPENLTH:
-        own = [cell for cell in cells("best") if cell.cell.label.startswith(network)]
+        own = [cell for cell in cells("best") if cell.cell.label.startswith(f"{network}, p")]
         assert f"| {network}, ours | {' | '.join(map(said, own))} |" in lines
     for cell in cells("digits"):
         assert any(line.startswith(f"| {cell.cell.label} |") and said(cell) in line for line in lines)
@@ -201,3 +203,14 @@ def test_a_record_is_named_by_its_recipe_and_says_where_it_ran(path):
     environment = record["environment"]
     assert environment["command"].startswith("iterand ")
     assert environment["hardware"]["cpu"]
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("tickets/*.ticket")), ids=lambda path: path.stem)
+def test_a_ticket_is_the_network_of_its_record(path):
+    result = json.loads((RESULTS / "best" / f"{path.stem}.json").read_text())["result"]
+    assert path.stat().st_size == result["ticket_bytes"]
+    ticket = read_ticket(path)
+    assert all(ticket.metrics[name] == pytest.approx(result[name], abs=1e-4) for name in ticket.metrics)
+    assert sum(int(layer.mask().sum()) for layer in ticket.layers.values()) == result["kept"]
+    state = ticket.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in load_ticket(path).state_dict().items())
