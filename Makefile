@@ -2,21 +2,27 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint format report dist clean
+.PHONY: quickstart test lint style types types-windows format report dist clean
 
 quickstart: .venv/installed
 	$(BIN)/iterand reproduce digits
 
 test: .venv/installed-dev
-	$(BIN)/pytest -n 2 --dist loadfile --max-worker-restart=0
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 report: .venv/installed
 	$(BIN)/iterand report results
 
-lint: .venv/installed-dev
+lint: style types types-windows
+
+style: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: .venv/installed-dev
 	$(BIN)/mypy
+
+types-windows: .venv/installed-dev
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 
 format: .venv/installed-dev

@@ -32,6 +32,7 @@ from iterand.ticket.inspect import cost
 from iterand.training.environment import computing
 
 SHAPES = {"conv6": 0.5, "resnet18_cifar": 0.6, "resnet50_imagenet": 0.7}
+WIDTHS = {"conv6": (0.25, 0.5), "resnet18_cifar": (0.25, 0.5)}  # besides 1
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 # Stage → the functions it is made of: (file, name).
 WRITING = {
@@ -50,11 +51,12 @@ LOADING = {
 }
 
 
-def measured(model: nn.Module, name: str) -> dict[str, Any]:
+def measured(model: nn.Module, name: str, width: float = 1.0) -> dict[str, Any]:
     """What the ticket of a model costs, and that it gives the model back."""
+    recipe = {"network": {"name": name, "width_factor": width}}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.ticket"
-        seconds = {"write": _timed(lambda: iterand.save_ticket(model, path, recipe={"network": {"name": name}}))}
+        seconds = {"write": _timed(lambda: iterand.save_ticket(model, path, recipe=recipe))}
         seconds["load"] = _timed(lambda: iterand.load_ticket(path))
         plain = iterand.load_ticket(path).state_dict()
         costs = cost(iterand.read_ticket(path))
@@ -65,6 +67,7 @@ def measured(model: nn.Module, name: str) -> dict[str, Any]:
     masks = sum(entropy([layer.kept, layer.weights - layer.kept]) for layer in costs.layers)
     return {
         "network": name,
+        "width_factor": width,
         "weights": weights,
         "kept": kept,
         "stored": sorted({layer.stored for layer in costs.layers}),
@@ -84,10 +87,12 @@ def measured(model: nn.Module, name: str) -> dict[str, Any]:
 
 def sizes() -> list[dict[str, Any]]:
     """The paper's networks, SC, redrawn so often that signs are the cheaper thing to store."""
-    return [
-        measured(searched(build_network(name), p, "signed_constant", 3, 0.9, 2.0), name) | {"sparsity": p}
-        for name, p in SHAPES.items()
-    ]
+    rows = []
+    for name, p in SHAPES.items():
+        for width in (*WIDTHS.get(name, ()), 1.0):
+            model = searched(build_network(name, width_factor=width), p, "signed_constant", 3, 0.9, 2.0)
+            rows.append(measured(model, name, width) | {"sparsity": p})
+    return rows
 
 
 def draws() -> list[dict[str, Any]]:

@@ -19,7 +19,8 @@ os.environ.pop("COLUMNS", None)  # workers set it, and consoles that are made un
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run without a GPU; read when Triton is imported
 
-torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tensors are tiny: threads would only wait for each other
+torch.set_num_threads(1)
 
 if importlib.util.find_spec("hypothesis"):  # the GPU tests run without it
     from hypothesis import HealthCheck, settings

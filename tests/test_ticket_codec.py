@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from iterand.ticket import codec
 from iterand.ticket.codec import Model
 
-ALPHABETS = st.lists(st.integers(1, 400), min_size=1, max_size=40)
+ALPHABETS = st.lists(st.integers(1, 100), min_size=1, max_size=40)
 # Of two symbols: about as many of each, some more of one, and one that is rare, either of them.
-PAIRS = st.tuples(st.integers(1, 3000), st.integers(1, 3000)).map(list)
+PAIRS = st.tuples(st.integers(1, 1000), st.integers(1, 1000)).map(list)
 SEVERAL = st.lists(st.one_of(ALPHABETS, PAIRS), min_size=1, max_size=5)
 
 
@@ -122,18 +122,19 @@ def test_one_symbol_costs_nothing():
 MODELS = [Model([700, 300]), Model([990, 10]), Model([500, 500]), Model([300, 200, 100])]
 
 
-@pytest.mark.parametrize("start", range(4))
-def test_every_changed_bit_is_refused_or_changes_a_symbol(start):
+def test_every_changed_bit_is_refused_or_changes_a_symbol():
     """The final state and the counts leave no byte that does not matter."""
-    sequences = [shuffled(list(model.counts), 5) for model in MODELS]
-    data = encoded(sequences, MODELS)
+    models = [Model([counts // 4 for counts in model.counts]) for model in MODELS]
+    assert [model.kind for model in models] == [model.kind for model in MODELS]
+    sequences = [shuffled(list(model.counts), 5) for model in models]
+    data = encoded(sequences, models)
     expected = [sequence.tolist() for sequence in sequences]
-    for position in range(start, len(data), 4):
+    for position in range(len(data)):
         for bit in range(8):
             changed = bytearray(data)
             changed[position] ^= 1 << bit
             try:
-                assert decoded(bytes(changed), MODELS) != expected
+                assert decoded(bytes(changed), models) != expected
             except ValueError:
                 continue
 
