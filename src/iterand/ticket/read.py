@@ -162,8 +162,7 @@ class TicketLayer:
             mask_symbols, value_symbols = self.stream.symbols[2 * self.number : 2 * self.number + 2]
             weights = torch.from_numpy(self._level_weights()) if self.header.stored == "level" else values
             draws.update(digest, mask_symbols, value_symbols, weights)
-        dense = torch.zeros(self.header.size)
-        dense[draws.kept_indices(mask)] = values
+        dense = torch.zeros(self.header.size).index_copy_(0, draws.kept_indices(mask), values)
         return dense.view(self.header.shape).to(format.DTYPES[self.header.dtype])
 
     @property
@@ -195,7 +194,7 @@ class TicketLayer:
         if not self.header.kept:
             return torch.from_numpy(values)
         sequence = self._sequence("kept weights", self.header.value_model, 1)
-        return torch.from_numpy(np.where(sequence, values[1], values[0]) if len(values) == 2 else values[sequence])
+        return torch.from_numpy(values.take(sequence))
 
     def _sequence(self, what: str, model: codec.Model, which: int) -> codec.Symbols:
         try:
