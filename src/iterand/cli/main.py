@@ -23,6 +23,7 @@ app = typer.Typer(
     help="Train neural networks by pruning random weights, never training one (IteRand).",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 app.command()(train.train)
 app.command()(train.evaluate)

@@ -40,7 +40,7 @@ def report(
         str, typer.Option(help="full, or tiny for a page of dry runs.", autocompletion=names.completing(names.SCALES))
     ] = "full",
 ) -> None:
-    """Set our results beside the paper's, in one page that needs no network."""
+    """Set results beside the paper's numbers, as one page."""
     from iterand.experiments.report.assembly import read_report
 
     written = _form(form)

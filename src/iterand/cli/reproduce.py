@@ -74,7 +74,7 @@ def reproduce(
     graph: Graph = True,
     json: Json = False,
 ) -> None:
-    """Run experiments: what is missing of them, that is, since complete runs are kept."""
+    """Run the experiments of the paper; complete runs are kept."""
     if experiment is not None and everything:
         raise ValueError(f"--all runs every experiment, and {experiment!r} is one of them; give one of the two")
     from iterand.experiments.catalog import experiment_names, find_experiment

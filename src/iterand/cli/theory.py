@@ -26,7 +26,7 @@ def _check_plot(path: Path | None) -> Path | None:
     return path
 
 
-app = typer.Typer(no_args_is_help=True, help="How wide must a random network be, and how much do redraws save?")
+app = typer.Typer(no_args_is_help=True, help="How wide a random network must be, and what redraws save.")
 
 Epsilon = Annotated[float, typer.Option(help="The error allowed, ε.")]
 Delta = Annotated[float, typer.Option(help="The probability of failure allowed, δ.")]

@@ -57,7 +57,7 @@ def verify(
     run: Annotated[Path | None, typer.Option(help="Folder of the run it came from: compare with its weights.")] = None,
     json: Json = False,
 ) -> None:
-    """Decode all of a ticket: checksum, structure, counts and weights; with --run, equality with a run's weights."""
+    """Decode a whole ticket and check it; with --run, compare it with the weights of a run."""
     from iterand.ticket import read_ticket
 
     ticket = read_ticket(file)
@@ -80,7 +80,7 @@ def verify(
 
 @app.command()
 def unpack(file: File, output: Output = None, json: Json = False) -> None:
-    """Write the network as an ordinary state dict: a safetensors file of dense tensors."""
+    """Write the network as a dense state dict (safetensors)."""
     from iterand.ticket import read_ticket
 
     written = _unpack(read_ticket(file), output or file.with_suffix(".safetensors"))
@@ -100,7 +100,10 @@ def export(
     data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie.")] = None,
     json: Json = False,
 ) -> None:
-    """Write the network for other programs: ONNX (checked by onnxruntime) or a dense safetensors state dict."""
+    """Write the network as ONNX or safetensors, for other programs.
+
+    An ONNX file is checked by onnxruntime; a safetensors file holds dense tensors.
+    """
     from iterand.ticket import load_ticket, read_ticket
 
     target = output or file.with_suffix(f".{to}")
