@@ -34,12 +34,12 @@ from iterand.data.processors import processors
 from iterand.data.trees import open_tree
 from iterand.data.views import words_of
 from iterand.experiments.library import find_recipe
-from iterand.experiments.running import run
 from iterand.training import recipe_file
 from iterand.training.environment import describe
 from iterand.training.execution import Execution
 from iterand.training.folder import RunFolder
 from iterand.training.loop import Silent
+from iterand.training.running import run
 
 LARGE, QUALITY = (500, 375), 95
 

@@ -95,9 +95,9 @@ def run(folder: Path, words: Path, method: str, seed: int, file: Path, masked: b
             if rounds:
                 rounds.step()
             total += float(loss.detach()) * len(batch.labels)
-        validation = evaluate(network, data.validation, recipe, device)()
+        validation = evaluate(network, data.validation, recipe, device)
         if validation["loss"] < best["loss"]:
-            test = evaluate(network, data.test, recipe, device)()
+            test = evaluate(network, data.test, recipe, device)
             best = {"epoch": epoch, **validation, "test_accuracy": test["accuracy"]}
         epochs.append({"train_loss": total / len(data.train)} | {f"validation_{k}": v for k, v in validation.items()})
         surroundings = describe(device)

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from iterand.errors import IterandError
-from iterand.experiments.running import run
 from iterand.masking import masked_layers
 from iterand.training import loop, recipe_file
 from iterand.training.batch_norm import share_batch_norms_
@@ -20,6 +19,7 @@ from iterand.training.digests import digests
 from iterand.training.distributed import Ranks, joined
 from iterand.training.folder import RunFolder
 from iterand.training.recipe import Recipe
+from iterand.training.running import run
 
 CPU = torch.device("cpu")
 

@@ -8,11 +8,11 @@ import torch
 from crashing import StopAfter, outcome
 from iterand.data import load_data
 from iterand.errors import RecipeError
-from iterand.experiments.running import _session, evaluate_run, run
 from iterand.ticket import read_ticket
 from iterand.training import best_epoch, checkpoint, loop, recipe_file
 from iterand.training.folder import RunFolder
 from iterand.training.recipe import Recipe
+from iterand.training.running import _session, evaluate_run, run
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,6 @@ from iterand.experiments.catalog import experiment_names
 from iterand.experiments.library import recipe_names
 from iterand.experiments.profiles import profile_names
 from iterand.experiments.report.formatting import size
-from iterand.experiments.side_by_side import STREAMS
 from iterand.training import recipe_file
 from iterand.training.recipe import SCALES
 
@@ -222,7 +221,7 @@ def test_names_for_help_and_completion_are_those_there_are():
     assert tuple(experiment_names()) == names.EXPERIMENTS
     assert tuple(profile_names()) == names.PROFILES
     assert names.recipes() == recipe_names()
-    assert (names.SCALES, names.STREAMS, names.QUALITY, names.DATA_VARIABLE) == (SCALES, STREAMS, QUALITY, VARIABLE)
+    assert (names.SCALES, names.QUALITY, names.DATA_VARIABLE) == (SCALES, QUALITY, VARIABLE)
 
 
 @pytest.mark.parametrize("line", [["recipes"], ["train"], ["ticket", "info", "a.ticket"], ["theory", "width"]])

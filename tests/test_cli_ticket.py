@@ -91,9 +91,9 @@ def test_export_to_onnx(file, tmp_path):
 
 def test_a_run_folder_is_compared_bit_for_bit(tmp_path):
     from iterand.experiments.library import find_recipe
-    from iterand.experiments.running import run
     from iterand.training import recipe_file
     from iterand.training.folder import TICKET, RunFolder
+    from iterand.training.running import run
 
     recipe = recipe_file.override(find_recipe("digits"), ["training.epochs=1", "method.period=5"])
     run(recipe, RunFolder(tmp_path / "run"), device=torch.device("cpu"))

@@ -21,12 +21,12 @@ from distributed_worker import RECIPES, broken, recipe
 from iterand.data.dataset import TensorSplit
 from iterand.errors import IterandError
 from iterand.experiments.library import find_recipe
-from iterand.experiments.running import run
 from iterand.training import checkpoint, recipe_file
 from iterand.training.digests import digest
 from iterand.training.distributed import ALONE, TIMEOUT, Ranks, joined
 from iterand.training.farewell import AlreadySaid, farewell
 from iterand.training.folder import RunFolder
+from iterand.training.running import run
 
 CPU = torch.device("cpu")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

@@ -9,8 +9,7 @@ from iterand import IterativeRandomization, masked_layers, philox, prune_, rando
 from iterand.data import Batch
 from iterand.experiments.library import find_recipe
 from iterand.experiments.local import Reporter
-from iterand.experiments.side_by_side import run_side_by_side
-from iterand.experiments.task import Task
+from iterand.experiments.task import Task, do
 from iterand.networks import build_network
 from iterand.training import recipe_file
 from iterand.training.execution import Execution
@@ -158,11 +157,11 @@ def test_between_two_steps_cuts_are_those_of_the_scores(deterministic):
         for batch in rest:
             step.train(batch)
             session.advance(64)
-            measured.append(step.evaluate(_Whole(batch))())
+            measured.append(step.evaluate(_Whole(batch)))
         session.model.load_state_dict(saved)
-        measured.append(step.evaluate(_Whole(first))())
+        measured.append(step.evaluate(_Whole(first)))
         randomize_(session.model, 0.5, redrawn_scores="follow")
-        measured.append(step.evaluate(_Whole(first))())
+        measured.append(step.evaluate(_Whole(first)))
         step.train(first)
         found.append((session.capture().tensors, measured))
     (plain, plainly), (tensors, measured) = found
@@ -221,7 +220,7 @@ def test_a_graph_learns_as_the_plain_step(compile):
             step.train(batch)
             session.advance(256)
         losses.append(float(session.loss_sum) / session.seen)
-        measured = step.evaluate(_Whole(batch))()
+        measured = step.evaluate(_Whole(batch))
         assert 0 <= measured["accuracy"] <= 100
     assert losses[1] == pytest.approx(losses[0], rel=0.05)
 
@@ -273,29 +272,28 @@ def test_evaluation_is_the_plain_one(deterministic):
     step = FusedStep(session, compile=False)
     (batch,) = batches(1, size=256)
     step.train(batch)
-    fused, plain = step.evaluate(_Whole(batch))(), EagerStep(session).evaluate(_Whole(batch))()
+    fused, plain = step.evaluate(_Whole(batch)), EagerStep(session).evaluate(_Whole(batch))
     assert fused["accuracy"] == plain["accuracy"]
     assert fused["loss"] == pytest.approx(plain["loss"], rel=1e-5)
 
 
-def test_runs_side_by_side_are_those_done_alone(deterministic, tmp_path):
-    records = {}
-
-    def work(tasks):
-        def tell(task, kind, value):
-            assert kind == "done", value
-            records.setdefault(task.recipe.seed, []).append(value)
-
-        run_side_by_side(tasks, lambda task: Reporter(lambda value: None), tell)
-
+def test_runs_one_after_another_are_those_done_alone(deterministic, tmp_path):
+    """Runs of one process share the network that was made for the first."""
     recipes = [recipe_file.override(find_recipe("digits"), [f"seed={seed}", "epochs=2"]) for seed in range(3)]
-    execution = Execution(compile=False)
-    for name, groups in (("alone", [[one] for one in recipes]), ("together", [recipes])):
-        for group in groups:
-            work([Task(name, one, tmp_path / name / str(one.seed), "cuda", None, execution) for one in group])
-    for alone, together in records.values():
-        assert alone["result"] == together["result"], json.dumps([alone["result"], together["result"]])
-        assert alone["metrics"] == together["metrics"]
+
+    def done(folder, *chosen):
+        tasks = [
+            Task("run", one, tmp_path / folder / str(one.seed), "cuda", None, Execution(compile=False))
+            for one in chosen
+        ]
+        events = [do(task, Reporter(lambda value: None)) for task in tasks]
+        assert {event.kind for event in events} == {"done"}
+        return {event.task.recipe.seed: event.value for event in events}
+
+    alone = {seed: record for one in recipes for seed, record in done("alone", one).items()}
+    for seed, record in done("again", *reversed(recipes)).items():
+        assert record["result"] == alone[seed]["result"], json.dumps([record["result"], alone[seed]["result"]])
+        assert record["metrics"] == alone[seed]["metrics"]
 
 
 @pytest.mark.parametrize("compile", [False, True])

@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from iterand.errors import RecipeError
-from iterand.experiments.running import run
 from iterand.training import recipe_file
 from iterand.training.folder import RunFolder
 from iterand.training.imp import IterativeMagnitudePruning, pruned_count, round_sparsity
 from iterand.training.recipe import Recipe
+from iterand.training.running import run
 
 CPU = torch.device("cpu")
 

@@ -97,7 +97,7 @@ def test_nothing_needs_modules_that_windows_has_not():
 def test_only_figures_pages_and_theory_need_the_lab():
     exempt = [f"iterand.experiments.report.{name}" for name in ("drawing", "figures", "page", "svg")]
     found = run(WITHOUT, f"{LAB} onnx onnxruntime onnxscript ray", *exempt, "iterand.theory", "iterand.__main__")
-    assert "iterand.experiments.running" in found
+    assert "iterand.training.running" in found
 
 
 LOADED = """

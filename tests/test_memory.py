@@ -12,14 +12,12 @@ import made_up_data
 from iterand import memory
 from iterand.data import archives, load_data
 from iterand.errors import NotEnoughMemoryError
-from iterand.experiments import fitting
-from iterand.experiments.fitting import fitting_network
 from iterand.experiments.library import find_recipe
-from iterand.experiments.side_by_side import run_side_by_side
-from iterand.experiments.task import Task
+from iterand.experiments.task import Event, Task, do
 from iterand.networks import build_network, network_names, network_outline
-from iterand.training import checkpoint, recipe_file, steps
+from iterand.training import checkpoint, fitting, recipe_file, steps
 from iterand.training.checkpoint import Checkpoint
+from iterand.training.fitting import fitting_network
 from iterand.training.loop import Silent
 from iterand.training.recipe import Recipe
 
@@ -332,10 +330,8 @@ def test_memory_that_runs_out_in_a_step_is_one_sentence(cli, monkeypatch, tmp_pa
         "network.width_factor"
     )
     assert cli("train", "--out", "run") == (1, "", f"error: {sentence}\n")
-    heard = []
     task = Task("run", Recipe(), tmp_path / "other", "cpu")
-    assert run_side_by_side([task], lambda task: Silent(), lambda *said: heard.append(said))
-    assert heard == [(task, "failed", {"error": sentence})]
+    assert do(task, Silent()) == Event("failed", task, {"error": sentence})
 
 
 def test_memory_that_runs_out_in_any_command_is_one_sentence(cli, monkeypatch):

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from iterand.data import Batch, cifar10
-from iterand.experiments.running import run
 from iterand.networks import build_network
 from iterand.training import checkpoint, loop, recipe_file
 from iterand.training.folder import RunFolder
 from iterand.training.interrupt import Interrupted
 from iterand.training.norm_statistics import recompute_norms_
 from iterand.training.recipe import Recipe
+from iterand.training.running import run
 from iterand.training.session import Session
 from iterand.training.steps import EagerStep
 from made_up_data import cifar_records, write_cifar_binary

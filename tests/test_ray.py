@@ -125,7 +125,6 @@ def test_from_outside_the_cluster_ray_has_its_own_command():
         (["--engine", "dask"], "unknown engine 'dask'; it must be local or ray"),
         (["--address", "auto"], "--address auto says something to Ray only; add --engine ray"),
         (["--gpus-per-run", "0.5"], "--gpus-per-run 0.5 says something to Ray only"),
-        (["--engine", "ray", "--together", "2"], "--together 2 is for the local engine; with Ray use --gpus-per-run"),
     ],
 )
 def test_options_that_make_no_sense_together(tmp_path, arguments, sentence):
@@ -136,7 +135,7 @@ def test_options_that_make_no_sense_together(tmp_path, arguments, sentence):
 
 def test_what_ray_prints_does_not_mix_with_results(monkeypatch, capsys):
     monkeypatch.setattr(engine, "connected", lambda address, jobs: nullcontext(with_gpus(0)))
-    with cli_reproduce._place("ray", "auto", 3, None, None, None) as place:
+    with cli_reproduce._place("ray", "auto", 3, None, None) as place:
         print("(raylet) a node has been marked dead")
         assert (place.device, place.jobs) == ("cpu", 3)
     assert capsys.readouterr() == ("", "(raylet) a node has been marked dead\n")

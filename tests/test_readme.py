@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import iterand
@@ -35,7 +34,7 @@ def names():
     loader = [
         (torch.randn(8, 1, 8, 8, generator=generator), torch.randint(10, (8,), generator=generator)) for _ in range(3)
     ]
-    return {"torch": torch, "F": F, "MyNetwork": MyNetwork, "loader": loader}
+    return {"MyNetwork": MyNetwork, "loader": loader}
 
 
 def test_the_code_runs_as_printed(names, tmp_path, monkeypatch, capsys):

@@ -11,10 +11,10 @@ import iterand
 from iterand.data.imdb import locate
 from iterand.data.location import data_folder
 from iterand.experiments.library import find_recipe, recipe_names
-from iterand.experiments.running import evaluate_run, run
 from iterand.experiments.scale import tiny
 from iterand.training import recipe_file
 from iterand.training.folder import RunFolder
+from iterand.training.running import evaluate_run, run
 
 CPU = torch.device("cpu")
 

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from iterand.cli import reproduce
 from iterand.cli.main import app
-from iterand.experiments import local, side_by_side, sweep
+from iterand.experiments import local, sweep
+from iterand.experiments import task as task_module
 from iterand.experiments.catalog import experiment_names, find_experiment
 from iterand.experiments.library import find_recipe
 from iterand.experiments.local import run_tasks
-from iterand.experiments.side_by_side import run_side_by_side
 from iterand.experiments.sweep import Sweep, distinct_runs, only
-from iterand.experiments.task import Event, Task
+from iterand.experiments.task import Event, Task, UnforeseenError, do
 from iterand.training import recipe_file
 from iterand.training.recipe import Recipe
 
@@ -40,7 +40,7 @@ def done(monkeypatch):
     """Runs that take no time: test accuracy 10 + seed, backwards; SGD fails. Gives the tasks asked for."""
     asked = []
 
-    def run_tasks(tasks, jobs, together=1):
+    def run_tasks(tasks, jobs):
         asked.extend(tasks)
         for task in reversed(tasks):
             yield Event("started", task, {})
@@ -128,7 +128,7 @@ def test_tables_and_failures(tmp_path, done):
 
 
 def test_the_caption_says_how_many_runs_there_are(tmp_path, monkeypatch):
-    def run_tasks(tasks, jobs, together=1):
+    def run_tasks(tasks, jobs):
         for task in tasks:
             lost = task.recipe.seed == 2 and task.recipe.method.name == "sgd"
             yield Event("failed", task, {"error": "lost"}) if lost else Event("done", task, record(task, 10.0))
@@ -182,40 +182,36 @@ class Drawing:
         pass
 
 
-def test_a_run_that_takes_turns_has_its_own_generator_and_threads(tmp_path):
-    def seen(seeds, folder):
-        observers = {seed: Drawing() for seed in seeds}
-        settings = {seed: [f"seed={seed}", f"epochs={1 + seed}", f"threads={1 + seed % 2}"] for seed in seeds}
-        recipes = [recipe_file.override(find_recipe("digits"), settings[seed]) for seed in seeds]
-        tasks = [Task("run", recipe, tmp_path / folder / str(recipe.seed), "cpu") for recipe in recipes]
-        before = torch.get_num_threads()
-        run_side_by_side(tasks, lambda task: observers[task.recipe.seed], lambda task, kind, value: None)
+def test_a_run_has_the_generator_and_the_threads_of_its_recipe(tmp_path):
+    def seen(seed, folder):
+        settings = [f"seed={seed}", f"epochs={1 + seed}", f"threads={1 + seed % 2}"]
+        recipe = recipe_file.override(find_recipe("digits"), settings)
+        before, observer = torch.get_num_threads(), Drawing()
+        assert do(Task("run", recipe, tmp_path / folder / str(seed), "cpu"), observer).kind == "done"
         assert torch.get_num_threads() == before
-        return {seed: observer.seen for seed, observer in observers.items()}
+        return observer.seen
 
-    alone = {seed: seen([seed], "alone")[seed] for seed in (0, 1, 2)}
-    assert seen([0, 1, 2], "together") == alone
-    assert {threads for _, threads in alone[1]} == {2}
+    first = {seed: seen(seed, "first") for seed in (0, 1, 2)}
+    assert {seed: seen(seed, "again") for seed in (2, 0, 1)} == first
+    assert {threads for _, threads in first[1]} == {2}
 
 
-def test_runs_that_take_turns_are_those_done_alone(tmp_path):
+def test_a_run_that_fails_does_not_touch_the_others(tmp_path):
     recipes = [recipe_file.override(find_recipe("digits"), [f"seed={seed}", "epochs=2"]) for seed in range(3)]
     broken = recipe_file.override(find_recipe("conv6"), ["seed=9"])
 
-    def done(together):
-        base = tmp_path / str(together)
-        tasks = [Task("run", recipe, base / str(recipe.seed), "cpu", base / "no data") for recipe in (*recipes, broken)]
-        events = list(run_tasks(tasks, jobs=2, together=together))
-        (failed,) = [event for event in events if event.kind == "failed"]
-        assert failed.task.recipe.seed == 9
+    def done(jobs):
+        base = tmp_path / str(jobs)
+        all_of_them = (recipes[0], broken, *recipes[1:])
+        tasks = [Task("run", recipe, base / str(recipe.seed), "cpu", base / "no data") for recipe in all_of_them]
+        events = list(run_tasks(tasks, jobs))
+        assert [event.task.recipe.seed for event in events if event.kind == "failed"] == [9]
         return {event.task.recipe.seed: event.value for event in events if event.kind == "done"}
 
-    alone, together = done(1), done(4)
-    assert sorted(alone) == sorted(together) == [0, 1, 2]
-    for seed, record in alone.items():
-        assert together[seed]["result"] == record["result"]
-        assert together[seed]["metrics"] == record["metrics"]
-    assert together[0]["environment"]["execution"]["side_by_side"] == 3  # those of the same network
+    one, two = done(1), done(2)
+    assert sorted(one) == sorted(two) == [0, 1, 2]
+    for seed, record in one.items():
+        assert (two[seed]["result"], two[seed]["metrics"]) == (record["result"], record["metrics"])
 
 
 def test_a_process_does_one_run_after_another_and_a_killed_one_costs_its_run_only(tmp_path):
@@ -261,18 +257,31 @@ def test_stopping_between_two_runs_does_not_wait(tmp_path, caplog):
             shutil.rmtree(path)
 
 
-def test_an_error_that_nobody_foresaw_ends_its_process(tmp_path, monkeypatch):
+def test_an_error_that_nobody_foresaw_ends_its_process(tmp_path):
+    """The next run of the same network gets another one."""
+    broken = recipe_file.override(find_recipe("digits"), ["seed=1", "epochs=1"])
+    recipes = [recipe_file.override(find_recipe("digits"), [f"seed={seed}", "epochs=1"]) for seed in (0, 2)]
+    tasks = [Task("run", recipe, tmp_path / str(recipe.seed), "cpu") for recipe in recipes]
+    tasks.insert(1, Task("run", broken, None, "cpu"))  # no folder
+    processes, ends = [], {}
+    for event in run_tasks(tasks, jobs=1):
+        if event.kind == "started":
+            (child,) = multiprocessing.active_children()
+            processes.append(child.pid)
+        elif event.kind != "progress":
+            ends[event.task.recipe.seed] = event.kind, event.value.get("error", "")
+    assert [kind for kind, _ in ends.values()] == ["done", "failed", "done"]
+    assert ends[1][1].startswith("TypeError: ")
+    assert processes[0] == processes[1] != processes[2]
+
+
+def test_the_sentence_of_an_error_that_nobody_foresaw(tmp_path, monkeypatch):
     def broken(*arguments, **options):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        yield
 
-    recipe = recipe_file.override(find_recipe("digits"), ["epochs=1"])
-    task = Task("run", recipe, tmp_path / "run", "cpu")
-    heard = []
-    assert run_side_by_side([task], lambda task: Drawing(), lambda *said: heard.append(said))
-    monkeypatch.setattr(side_by_side, "run_steps", broken)
-    assert not run_side_by_side([task], lambda task: Drawing(), lambda *said: heard.append(said))
-    assert [kind for _, kind, _ in heard] == ["done", "failed"]
+    monkeypatch.setattr(task_module, "run", broken)
+    with pytest.raises(UnforeseenError, match="RuntimeError: CUDA error: an illegal memory access"):
+        do(Task("run", find_recipe("digits"), tmp_path, "cpu"), Drawing())
 
 
 def test_what_children_are_forked_from_does_not_hear_an_interrupt(monkeypatch):

@@ -13,7 +13,6 @@ from crashing import StopAfter, outcome
 from iterand import memory
 from iterand.data import load_data
 from iterand.errors import CheckpointError, IterandError
-from iterand.experiments.running import _session, evaluate_run, run
 from iterand.training import checkpoint, environment, loop, recipe_file
 from iterand.training.environment import computing
 from iterand.training.execution import compiling_pays
@@ -21,6 +20,7 @@ from iterand.training.folder import RunFolder, default_path
 from iterand.training.methods import prepare
 from iterand.training.outputs import loss_of, training_loss_of
 from iterand.training.recipe import Recipe, TrainingRecipe, recipe_keys
+from iterand.training.running import _session, evaluate_run, run
 from iterand.training.steps import EagerStep, evaluate
 
 CPU = torch.device("cpu")
@@ -254,7 +254,7 @@ def test_evaluation_is_a_plain_mean():
             logits = model(image[None])[0].double()
             right += int(logits.argmax()) == int(label)
             total += float(logits.logsumexp(0) - logits[label])
-    measured = evaluate(model, data.test, recipe, torch.device("cpu"))()
+    measured = evaluate(model, data.test, recipe, torch.device("cpu"))
     assert measured["accuracy"] == pytest.approx(100 * right / 400)
     assert measured["loss"] == pytest.approx(total / 400, rel=1e-5)
 

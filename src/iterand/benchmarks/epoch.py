@@ -22,7 +22,7 @@ from iterand.training.folder import FollowerFolder
 from iterand.training.interrupt import StopRequest
 from iterand.training.loop import steps_per_epoch, train
 from iterand.training.session import Session
-from iterand.training.steps import Measured, Step
+from iterand.training.steps import Step
 
 _PARTS = (45_000, 5_000)  # examples to train on and to validate by, as in CIFAR-10
 
@@ -51,8 +51,7 @@ def _row(chosen: Subject, options: Options) -> Row:
     clocks = _Clocks(device)
     step = _TimedStep(choose_step(session, data, Execution()), clocks)
     watched = Dataset(_TimedSplit(data.train, clocks), data.validation, data.test, data.classes)
-    for _ in train(session, step, watched, FollowerFolder(Path()), clocks, StopRequest()):
-        pass
+    train(session, step, watched, FollowerFolder(Path()), clocks, StopRequest())
     first, *rest = clocks.epochs
     return {
         "data": source,
@@ -142,7 +141,7 @@ class _TimedStep:
         with self._parts["steps"]:
             self._step.train(batch)
 
-    def evaluate(self, split: Split) -> Measured:
+    def evaluate(self, split: Split) -> dict[str, float]:
         """Evaluate."""
         with self._parts["evaluation"]:
             return self._step.evaluate(split)

@@ -26,7 +26,6 @@ PROFILES = ("paper", "text", "best")
 SCALES = ("full", "tiny")
 DATA_VARIABLE = "ITERAND_DATA"
 QUALITY = 95  # of packed images that were scaled
-STREAMS = 32  # runs side by side in a process
 _BEST = ("best-conv6", "best-resnet18", "best-resnet20", "best-resnet34", "best-vgg11")
 
 

@@ -57,9 +57,6 @@ def reproduce(
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Processes at a time (one on a GPU, else one a core).")
     ] = None,
-    together: Annotated[
-        int | None, typer.Option(min=1, max=names.STREAMS, help="Runs side by side in each of these (1).")
-    ] = None,
     engine: Annotated[str, typer.Option(help="local, or ray for the machines of a cluster.")] = "local",
     address: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Ray cluster, or auto (one of this machine alone).")
@@ -89,7 +86,7 @@ def reproduce(
     if pattern is not None:
         found = only(found, pattern)
     try:
-        with _place(engine, device, jobs, together, address, gpus_per_run) as place:
+        with _place(engine, device, jobs, address, gpus_per_run) as place:
             execution = Execution(compile=compile, graph=graph)
             sweep = Sweep(
                 found, folder, device=place.device, data_dir=data_dir, seeds=seeds, execution=execution
@@ -127,7 +124,6 @@ def _place(
     engine: str,
     device: str,
     jobs: int | None,
-    together: int | None,
     address: str | None,
     gpus_per_run: float | None,
 ) -> Iterator[_Place]:
@@ -141,8 +137,6 @@ def _place(
     if engine not in ("local", "ray"):
         raise ValueError(f"unknown engine {engine!r}; it must be local or ray")
     if engine == "ray":
-        if together is not None:
-            raise ValueError(f"--together {together} is for the local engine; with Ray use --gpus-per-run")
         # What Ray has to say, of lost machines most of all, it prints: stdout is for results.
         with redirect_stdout(sys.stderr), connected(address, jobs) as cluster:
             where = cluster.device(device)
@@ -161,7 +155,7 @@ def _place(
     require_writers()
     chosen = choose_device(device)
     at_a_time = jobs or (1 if chosen.type == "cuda" else os.cpu_count() or 1)
-    yield _Place(str(chosen), at_a_time, partial(run_tasks, together=together or 1), describe(chosen))
+    yield _Place(str(chosen), at_a_time, run_tasks, describe(chosen))
 
 
 def _list(experiments: Sequence["Experiment"], json: bool) -> None:

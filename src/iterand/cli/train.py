@@ -51,10 +51,10 @@ def train(
     On several GPUs or machines: torchrun --nproc-per-node N -m iterand train RECIPE.
     """
     from iterand.experiments.library import find_recipe
-    from iterand.experiments.running import run
     from iterand.training.environment import choose_device
     from iterand.training.execution import Execution
     from iterand.training.folder import TICKET, RunFolder, default_path
+    from iterand.training.running import run
 
     with _joined() as ranks:
         settled = find_recipe(recipe, settings or [])
@@ -111,8 +111,8 @@ def evaluate(
     """Test a trained network on the test part of its data."""
     if not path.exists():
         raise ValueError(f"there is no run folder or ticket {str(path)!r}")
-    from iterand.experiments.running import evaluate_run
     from iterand.training.environment import choose_device
+    from iterand.training.running import evaluate_run
 
     measured = evaluate_run(path, device=choose_device(device), data_dir=data_dir)
     if json:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from iterand.data.location import data_folder
 from iterand.errors import IterandError, MissingExtraError
 from iterand.experiments.local import Reporter
-from iterand.experiments.side_by_side import run_side_by_side
-from iterand.experiments.task import Event, Task
+from iterand.experiments.task import Event, Task, UnforeseenError, do
 from iterand.training.interrupt import Interrupted, StopRequest, stop_request
 
 if TYPE_CHECKING:
@@ -207,7 +206,8 @@ def _work(task: Task, number: int, command: list[str], mark: Path, queue: "Queue
     say("started", {"host": host, "pid": os.getpid()})
     if not mark.exists():
         return "failed", {"error": f"{host} does not see {mark.parent}: --out must lie on a path all machines share"}
-    outcomes = list[tuple[str, dict[str, Any]]]()
-    observer = Reporter(lambda value: say("progress", value))
-    run_side_by_side([task], lambda _: observer, lambda _, kind, value: outcomes.append((kind, value)))
-    return outcomes[0]
+    try:
+        event = do(task, Reporter(lambda value: say("progress", value)))
+    except UnforeseenError as error:
+        return "failed", {"error": str(error)}
+    return event.kind, event.value

@@ -1,11 +1,11 @@
-"""The local engine: several processes at a time on this machine, each with one run or several side by side.
+"""The local engine: several processes at a time on this machine, each with one run after another.
 
 A process goes on to the next run of its network, which it need not compile again. A run that fails is noted and does
-not touch the others: after an error that nobody foresaw the process ends, since it may have spoilt more. Neither does
-a process that is killed, except those it shared.
+not touch the others: after an error that nobody foresaw the process ends, since it may have spoilt more.
 """
 
 import gc
+import itertools
 import logging
 import multiprocessing
 import signal
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -22,8 +22,7 @@ from typing import Any
 
 import torch
 
-from iterand.experiments.side_by_side import run_side_by_side
-from iterand.experiments.task import Event, Task
+from iterand.experiments.task import Event, Task, UnforeseenError, do
 from iterand.training.interrupt import stop_request
 from iterand.training.recipe import NetworkRecipe
 from iterand.training.session import Session
@@ -44,22 +43,21 @@ else:
 class _Running:
     process: BaseProcess
     connection: Connection
-    tasks: list[Task] = field(default_factory=list)
-    """Those it has not said the last word of."""
-    network: NetworkRecipe | None = None
-    """What it knows."""
+    task: Task
+    ended: bool = False
+    """Whether its task is done or has failed."""
     idle: bool = False
-    """Whether it waits for more."""
+    """Whether it waits for another."""
 
 
-def run_tasks(tasks: Sequence[Task], jobs: int, together: int = 1) -> Iterator[Event]:
-    """Do the tasks in ``jobs`` processes at a time, ``together`` in each, and say how they go."""
+def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[Event]:
+    """Do the tasks in ``jobs`` processes at a time, and say how they go."""
     # Children are forked from a server that has imported torch and touched no GPU. On a CPU it also imports what every
     # optimizer needs and takes seconds; whether that looks for a GPU is torch's own business.
     on_cpu = all(task.device == "cpu" for task in tasks)
-    _CONTEXT.set_forkserver_preload(["iterand.experiments.running", *(["torch._dynamo"] if on_cpu else [])])
+    _CONTEXT.set_forkserver_preload(["iterand.training.running", *(["torch._dynamo"] if on_cpu else [])])
     threads = threads_each(tasks, jobs)
-    waiting, running = _portions(tasks, together), list[_Running]()
+    waiting, running = _by_network(tasks), list[_Running]()
     if sys.platform != "win32":
         _start_server()
     try:
@@ -69,16 +67,16 @@ def run_tasks(tasks: Sequence[Task], jobs: int, together: int = 1) -> Iterator[E
                 process = _CONTEXT.Process(target=_work, args=(theirs, threads), daemon=True)
                 process.start()
                 theirs.close()
-                running.append(_Running(process, ours))
-                yield from _give(running[-1], waiting.pop(0))
+                running.append(_Running(process, ours, waiting[0]))
+                yield _give(running[-1], waiting.pop(0))
             wait([entry.connection for entry in running])
             for entry in list(running):
                 yield from _listen(entry, running)
                 if entry.idle:
-                    alike = [portion for portion in waiting if portion[0].recipe.network == entry.network]
+                    alike = [task for task in waiting if task.recipe.network == entry.task.recipe.network]
                     if alike:
                         waiting.remove(alike[0])
-                        yield from _give(entry, alike[0])
+                        yield _give(entry, alike[0])
                     else:
                         running.remove(entry)
                         entry.connection.close()  # which ends its loop
@@ -109,40 +107,36 @@ def _start_server() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def _give(entry: _Running, portion: list[Task]) -> Iterator[Event]:
+def _give(entry: _Running, task: Task) -> Event:
     """Give a process something to do."""
-    entry.tasks, entry.network, entry.idle = list(portion), portion[0].recipe.network, False
+    entry.task, entry.ended, entry.idle = task, False, False
     with suppress(OSError):  # it was killed: that is heard next
-        entry.connection.send(portion)
-    for task in portion:
-        yield Event("started", task, {})
+        entry.connection.send(task)
+    return Event("started", task, {})
 
 
-def _portions(tasks: Sequence[Task], together: int) -> list[list[Task]]:
-    """What each process does; runs of the same network go together, so that it is compiled once."""
-    alike: dict[Any, list[Task]] = {}
+def _by_network(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks with those of one network after another, so that it is compiled once."""
+    alike: dict[NetworkRecipe, list[Task]] = {}
     for task in tasks:
         alike.setdefault(task.recipe.network, []).append(task)
-    return [group[start : start + together] for group in alike.values() for start in range(0, len(group), together)]
+    return list(itertools.chain.from_iterable(alike.values()))
 
 
 def _listen(entry: _Running, running: list[_Running]) -> Iterator[Event]:
     """All that a process has said; one that can say nothing more is no longer running."""
     try:
         while not entry.idle and entry.connection.poll():
-            said = entry.connection.recv()
-            if said is None:
-                entry.idle = True
-                return
-            task, kind, value = said
-            if kind != "progress":
-                entry.tasks.remove(task)
-            yield Event(kind, task, value)
+            kind, value = entry.connection.recv()
+            entry.idle = kind == "idle"
+            if not entry.idle:
+                entry.ended = kind != "progress"
+                yield Event(kind, entry.task, value)
     except (EOFError, OSError):
         running.remove(entry)
         entry.process.join()
-        for task in entry.tasks:
-            yield Event("failed", task, {"error": f"its process ended with exit code {entry.process.exitcode}"})
+        if not entry.ended:
+            yield Event("failed", entry.task, {"error": f"its process ended with exit code {entry.process.exitcode}"})
 
 
 def _stop(running: list[_Running]) -> None:
@@ -188,12 +182,9 @@ class Reporter:
 
 
 def _work(connection: Connection, threads: int) -> None:
-    def say(what: Any) -> None:
+    def say(kind: str, value: dict[str, Any]) -> None:
         with suppress(OSError):  # nobody listens any more: the run goes on all the same
-            connection.send(what)
-
-    def observer(task: Task) -> Reporter:
-        return Reporter(lambda value: say((task, "progress", value)))
+            connection.send((kind, value))
 
     if threads:
         torch.set_num_threads(threads)
@@ -201,10 +192,16 @@ def _work(connection: Connection, threads: int) -> None:
     with stop_request() as request:
         while True:
             try:
-                portion = connection.recv()
+                task = connection.recv()
             except (EOFError, OSError):
                 return
-            if request.asked or not run_side_by_side(portion, observer, lambda *said: say(said), request):
+            if request.asked:
                 return
+            try:
+                event = do(task, Reporter(lambda value: say("progress", value)), request)
+            except UnforeseenError as error:
+                say("failed", {"error": str(error)})
+                return
+            say(event.kind, event.value)
             gc.collect()  # a recorded graph and its memory
-            say(None)
+            say("idle", {})

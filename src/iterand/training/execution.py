@@ -22,8 +22,6 @@ class Execution:
     compile: bool | None = None
     """None: where it pays."""
     graph: bool = True
-    side_by_side: int = 1
-    """How many runs take turns; noted, since it decides how long each takes."""
 
 
 def compiling_pays(recipe: Recipe, steps: int) -> bool:

@@ -19,7 +19,7 @@ from iterand.training.outputs import correct_of, laid_out, outputs_of, training_
 from iterand.training.recipe import Recipe
 from iterand.training.recording import CannotRecord, Recording
 from iterand.training.session import Session
-from iterand.training.steps import EVALUATION_BATCH, Measured, Sums
+from iterand.training.steps import EVALUATION_BATCH, Sums
 from iterand.training.trainable import CannotFuse, DenseParameters, MaskedParameters
 
 __all__ = ["CannotFuse", "FusedStep"]
@@ -97,8 +97,8 @@ class FusedStep:
             self._train(self._laid_out(batch), self._direct)
         self._trainable.end()
 
-    def evaluate(self, split: Split) -> Measured:
-        """Go through one part of the data."""
+    def evaluate(self, split: Split) -> dict[str, float]:
+        """Mean loss and accuracy in percent of one part of the data."""
         self._trainable.begin()
         self._trainable.prepare()
         self._sums.reset()
@@ -111,7 +111,7 @@ class FusedStep:
                     recording.replay(batch)
                 else:
                     self._evaluate(self._laid_out(batch))
-        return partial(self._sums.means, len(split))
+        return self._sums.means(len(split))
 
     def _laid_out(self, batch: Batch) -> Batch:
         return Batch(laid_out(batch.inputs, self._session.recipe), batch.labels)

@@ -54,8 +54,8 @@ def steps_per_epoch(recipe: Recipe, data: Dataset[Split]) -> int:
 
 def train(
     session: Session, step: Step, data: Dataset[Split], folder: RunFolder, observer: Observer, request: StopRequest
-) -> Iterator[None]:
-    """Train from wherever the session stands to the end, saving as it goes; each step is done when it is asked for."""
+) -> None:
+    """Train from wherever the session stands to the end, saving as it goes."""
     recipe, ranks = session.recipe, session.ranks
     saving = _Saving(session, folder)
     started = time.monotonic() - session.seconds
@@ -74,14 +74,11 @@ def train(
                 saving.save()
             if stop:
                 raise Interrupted
-            yield
         last = session.epoch + 1 == recipe.training.epochs
         if last and recipe.training.norm_statistics == "recomputed":
             recompute_norms_(session, _heeding(request, session, _batches(session, data.train, recipe.training.epochs)))
         ranks.compare(session.model, f"after epoch {session.epoch + 1}")
-        measured = step.evaluate(data.validation)
-        yield  # others may give the device work before this run waits for it
-        metrics = _end_epoch(session, measured())
+        metrics = _end_epoch(session, step.evaluate(data.validation))
         follow_best(session, last=last)
         session.seconds = time.monotonic() - started
         folder.log(metrics)

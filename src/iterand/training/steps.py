@@ -1,7 +1,5 @@
 """One step of training, and a look at how well the network does: with plain torch, on any device."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,10 +15,6 @@ from iterand.training.session import Session
 EVALUATION_BATCH = 250  # long reviews and large images must fit too
 
 
-Measured = Callable[[], dict[str, float]]
-"""Waits for the device, and gives mean loss and accuracy in percent."""
-
-
 class Step(Protocol):
     """How batches are worked through; what changes is the session's."""
 
@@ -33,8 +27,8 @@ class Step(Protocol):
         """Forward, backward, update; count loss and hits."""
         ...
 
-    def evaluate(self, split: Split) -> Measured:
-        """Go through one part of the data."""
+    def evaluate(self, split: Split) -> dict[str, float]:
+        """Mean loss and accuracy in percent of one part of the data."""
         ...
 
 
@@ -59,14 +53,16 @@ class EagerStep:
         session.constrain()
         session.count(loss, correct_of(outputs.detach(), batch.labels), len(batch.labels))
 
-    def evaluate(self, split: Split) -> Measured:
-        """Go through one part of the data."""
+    def evaluate(self, split: Split) -> dict[str, float]:
+        """Mean loss and accuracy in percent of one part of the data."""
         session = self._session
         return evaluate(session.model, split, session.recipe, session.device, session.ranks)
 
 
-def evaluate(model: nn.Module, split: Split, recipe: Recipe, device: torch.device, ranks: Ranks = ALONE) -> Measured:
-    """Go through one part of the data with any model; each rank takes its share of the examples."""
+def evaluate(
+    model: nn.Module, split: Split, recipe: Recipe, device: torch.device, ranks: Ranks = ALONE
+) -> dict[str, float]:
+    """Mean loss and accuracy in percent of any model; each rank takes its share of the examples."""
     model.eval()
     sums = Sums(device)
     mine = arranged(split, ranks.share_of(len(split)), EVALUATION_BATCH)
@@ -75,7 +71,7 @@ def evaluate(model: nn.Module, split: Split, recipe: Recipe, device: torch.devic
             sums.add(outputs_of(model, batch.inputs, recipe), batch.labels)
     ranks.sum_(sums.loss)
     ranks.sum_(sums.correct)
-    return partial(sums.means, len(split))
+    return sums.means(len(split))
 
 
 class Sums:

@@ -1,9 +1,9 @@
-"""The walk of a run: recipe → data → network → masks → loop → ticket → result."""
+"""A run from beginning to end: recipe → data → network → masks → loop → ticket → record."""
 
 import hashlib
 import statistics
 import time
-from collections.abc import Generator
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,6 @@ from torch import nn
 
 from iterand.data import Dataset, Split, load_data
 from iterand.errors import CheckpointError
-from iterand.experiments.fitting import fitting_network, network_options
 from iterand.masking import masked_layers
 from iterand.memory import exhaustion_explained
 from iterand.randomization import IterativeRandomization
@@ -23,6 +22,7 @@ from iterand.training import record as record_file
 from iterand.training.best_epoch import tested_epoch
 from iterand.training.distributed import ALONE, Ranks
 from iterand.training.execution import Execution, choose_step
+from iterand.training.fitting import fitting_network, network_options
 from iterand.training.folder import TICKET, FollowerFolder, RunFolder
 from iterand.training.imp import pruned_count
 from iterand.training.interrupt import StopRequest, stop_request
@@ -37,33 +37,29 @@ _IN_TICKETS = ("test_accuracy", "test_loss", "validation_accuracy", "tested_epoc
 _LESS_MEMORY = "lower training.batch_size or network.width_factor"
 
 
-def run(recipe: Recipe, folder: RunFolder, **options: Any) -> dict[str, Any]:
-    """Do a run, or go on with it; if it is complete already, only give its record."""
-    with environment.computing(recipe.training.threads), stop_request() as request:
-        steps = run_steps(recipe, folder, request=request, **options)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                record: dict[str, Any] = end.value
-                return record
-
-
-def run_steps(
+def run(
     recipe: Recipe,
     folder: RunFolder,
     *,
-    request: StopRequest,
     device: torch.device,
     data_dir: Path | None = None,
     fresh: bool = False,
     observer: Observer | None = None,
     execution: Execution | None = None,
     ranks: Ranks = ALONE,
-) -> Generator[None, None, dict[str, Any]]:
-    """The same step by step, so that several runs can take turns; threads and generators are the caller's business."""
+    request: StopRequest | None = None,
+) -> dict[str, Any]:
+    """Do a run, or resume it, and return its record; a complete run is only read.
+
+    A ``request`` of the caller stops it; without one, Ctrl-C and SIGTERM do. Either way it saves itself first.
+    """
     folder = folder if ranks.first else FollowerFolder(folder.path)
-    with folder.opened(recipe, fresh=fresh), exhaustion_explained(_LESS_MEMORY):
+    with (
+        environment.computing(recipe.training.threads),
+        nullcontext(request) if request else stop_request() as stop,
+        folder.opened(recipe, fresh=fresh),
+        exhaustion_explained(_LESS_MEMORY),
+    ):
         record = ranks.from_first(folder.record())
         if record is not None:
             return record
@@ -78,8 +74,8 @@ def run_steps(
         step = choose_step(session, data, execution)
         folder.start(recipe, surroundings)
         folder.start_log(session.metrics)
-        yield from train(session, step, data, folder, observer or Silent(), request)
-        test = step.evaluate(data.test)()
+        train(session, step, data, folder, observer or Silent(), stop)
+        test = step.evaluate(data.test)
         if ranks.first:
             surroundings["execution"]["way"] = step.way
             record = {
@@ -114,7 +110,7 @@ def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = No
         recipe = recipe_file.from_dict(read_ticket(path).recipe or {})
         data = _load(recipe, device, data_dir)
     with environment.computing(recipe.training.threads):
-        measured = evaluate(model, data.test, recipe, device)()
+        measured = evaluate(model, data.test, recipe, device)
     return {"path": str(path), "examples": len(data.test)} | {f"test_{name}": value for name, value in measured.items()}
 
 
