@@ -4,6 +4,7 @@ import pytest
 import torch
 import typer
 from safetensors.torch import load_file
+from torch import nn
 from typer.testing import CliRunner
 
 import iterand
@@ -37,6 +38,15 @@ def test_info_shows_layers_and_what_they_cost(file):
     assert "signed_constant, seed 0" in text
     assert "times as much" in text
     assert "97.5" in text
+
+
+def test_control_characters_of_a_ticket_do_not_reach_the_terminal(tmp_path):
+    model = nn.Sequential()
+    model.add_module("\x1b[31mred\x07", nn.Linear(8, 8))
+    iterand.save_ticket(iterand.prune_(model, 0.5), tmp_path / "a.ticket", metrics={"\x1b[2J": "\x1b]0;title\x07"})
+    text = said("ticket", "info", tmp_path / "a.ticket")
+    assert not {"\x1b", "\x07"} & set(text)
+    assert "\\x1b[31mred" in text
 
 
 def test_info_as_json(file):

@@ -3,20 +3,24 @@
 import hashlib
 import importlib.util
 import json
+import os
+import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save as save_tensors
 from torch import nn
 
 import iterand
-from iterand.errors import TicketError
+from iterand import memory
+from iterand.errors import NotEnoughMemoryError, TicketError
 from iterand.networks import build_network
-from iterand.ticket import format, read, save
+from iterand.ticket import codec, format, read, save
 from ticket_models import Mixed, mixed, searched
 
 
@@ -318,3 +322,86 @@ def test_an_lstm_with_words_of_another_size_is_not_taken_for_the_same(tmp_path):
     assert torch.equal(plain(tokens, lengths), masked(tokens, lengths))
     with pytest.raises(ValueError, match="a text has no word"):
         plain(tokens, torch.tensor([3, 0]))
+
+
+def test_counts_that_all_layers_share_are_limited(tmp_path):
+    """A column with one entry holds for all rows: a thousand bytes could ask for gigabytes of counts."""
+    layers = {
+        "name": [str(number) for number in range(400)], "shape": [[32768]], "seed": [0], "stored": ["first"],
+        "weight_distribution": ["kaiming_uniform"], "history": [[[1, 40000]]],
+        "counts": [[1] * 32768], "sparsity": [0.5],
+    }  # fmt: skip
+    data = format.pack({"iterand": "0.2.0", "layers": layers, "weights_sha256": "0" * 64}, b"")
+    assert len(data) < 1200
+    assert f"its layers have 13107200 counts in {len(data)} bytes; the limit is" in refused(data, tmp_path)
+
+
+def test_runs_without_end_are_refused_soon(monkeypatch, tmp_path):
+    """A symbol that continues a run costs hardly a bit, so a short stream could hold millions of them."""
+    size, symbols = (1 << 22) - 10, []
+    model = codec.Model([size - 1, 1])
+    frequency, state, words = int(model.frequencies[255]), 1 << 16, []
+    for _ in range(60_000):  # all 255; of a tensor of this size there are no more than 16,448
+        if state >> 16 >= frequency:
+            words.append(state & 0xFFFF)
+            state >>= 16
+        state = (state // frequency << 16) + (1 << 16) - frequency + state % frequency
+    stream = struct.pack(f"<I{len(words)}H", state, *reversed(words))
+    assert len(stream) < 100
+    take = codec._Words.take
+    monkeypatch.setattr(codec._Words, "take", lambda self, count: symbols.append(count) or take(self, count))
+    with pytest.raises(ValueError, match="its runs are longer than the tensor"):
+        codec.decode(stream, [model])
+    assert len(symbols) == model.most + 1 == 1 + (size - 1) // 255 + 1
+    longest = np.zeros(size, dtype=np.uint8)
+    longest[-1] = 1
+    coded = model.cut(longest)
+    assert len(coded) == model.most
+    assert np.array_equal(codec.decode(codec.encode([coded], [model]), [model])[0], coded)
+
+
+def test_a_network_that_does_not_fit_into_memory_is_refused(whole, monkeypatch):
+    ticket = read.parse(whole)
+    monkeypatch.setattr(memory, "main_memory", lambda: 100)
+    with pytest.raises(NotEnoughMemoryError, match=r"the network of this ticket takes at least .*, but 100 B are free"):
+        ticket.state_dict()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_what_is_no_regular_file_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TicketError, match="this is no regular file"):
+        iterand.read_ticket(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("wide", torch.eye(4).to_sparse(), "'wide' in the model's state is torch.sparse_coo; a ticket holds dense"),
+        ("wide", torch.empty(3, device="meta"), "'wide' in the model's state has no memory"),
+        ("\ud800", torch.zeros(3), r"'\\ud800' in the model's state is half of a surrogate pair"),
+    ],
+)
+def test_tensors_that_a_ticket_cannot_hold_are_named(name, value, message):
+    model = nn.Linear(8, 8)
+    model.register_buffer(name, value)
+    with pytest.raises(ValueError, match=message):
+        save.ticket_bytes(iterand.prune_(model, 0.5))
+
+
+def test_text_and_numbers_that_are_none(whole, tmp_path):
+    with pytest.raises(ValueError, match="metrics holds half of a surrogate pair"):
+        save.ticket_bytes(mixed(), metrics={"note": "\ud800"})
+
+    def edit(header: dict[str, Any]) -> None:
+        header["layers"]["identity"] = ["\ud800"]
+
+    escaped = json.dumps
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json, "dumps", lambda *given, ensure_ascii, **options: escaped(*given, **options))
+        data = edited(whole, edit)
+    assert "table 'layers' has identity '\\ud800'; it must be a name" in refused(data, tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json, "dumps", lambda *_, **__: '{"metrics": {"loss": 1e999}}')
+        data = format.pack({}, b"")
+    assert "1e999 is no float64 number" in refused(data, tmp_path)

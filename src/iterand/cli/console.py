@@ -70,6 +70,11 @@ def accept_any_text() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def printable(text: str) -> str:
+    """Text from a file of somebody else, with control characters escaped: they do not reach the terminal."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def warn(text: str, kind: str = "[yellow]warning:[/]") -> None:
     """A sentence on stderr."""
     err.print(f"{kind} {escape(text)}", highlight=False, soft_wrap=True)

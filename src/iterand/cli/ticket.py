@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from iterand.cli.console import err, out, print_json, say
+from iterand.cli.console import err, out, print_json, printable, say
 from iterand.errors import IterandError, TicketError
 from iterand.experiments.report.formatting import size
 from iterand.files import atomic_write
@@ -61,11 +61,7 @@ def verify(
     from iterand.ticket import read_ticket
 
     ticket = read_ticket(file)
-    with err.status("decoding"):
-        try:
-            state = ticket.state_dict()
-        except TicketError as error:
-            raise TicketError(f"ticket {str(file)!r}: {error}") from None
+    state = _decoded(file, ticket)
     if run is not None:
         with err.status("comparing"):
             _compare(file, state, run)
@@ -81,9 +77,8 @@ def verify(
 @app.command()
 def unpack(file: File, output: Output = None, json: Json = False) -> None:
     """Write the network as a dense state dict (safetensors)."""
-    from iterand.ticket import read_ticket
 
-    written = _unpack(read_ticket(file), output or file.with_suffix(".safetensors"))
+    written = _unpack(file, output or file.with_suffix(".safetensors"))
     _report(file, written, json, "its tensors are dense: as many bytes as any state dict")
 
 
@@ -108,7 +103,7 @@ def export(
 
     target = output or file.with_suffix(f".{to}")
     if to is Format.safetensors:
-        _report(file, _unpack(read_ticket(file), target), json, "its tensors are dense")
+        _report(file, _unpack(file, target), json, "its tensors are dense")
         return
     from iterand.ticket.onnx import export_onnx
 
@@ -133,7 +128,7 @@ def _layer_table(costs: "Cost") -> Table:
     for layer in costs.layers:
         share = "" if layer.redrawn is None or not layer.kept else f"{100 * layer.redrawn / layer.kept:.1f} %"
         table.add_row(
-            escape(layer.name),
+            escape(printable(layer.name)),
             "×".join(map(str, layer.shape)),
             f"{layer.kept:,} ({100 * layer.kept / layer.weights:.1f} %)",
             str(layer.rounds),
@@ -148,12 +143,16 @@ def _whole_table(ticket: "Ticket", costs: "Cost") -> Table:
     settings = ticket.header.layers[0].settings
     parts = f"{size(costs.stream)} weights, {size(costs.other_tensors)} other tensors, {size(costs.header)} header"
     table = Table.grid(padding=(0, 2))
-    table.add_row("kept", f"{kept:,}", f"of {weights:,} weights; {settings.weight_distribution}, seed {settings.seed}")
+    table.add_row(
+        "kept",
+        f"{kept:,}",
+        escape(f"of {weights:,} weights; {printable(settings.weight_distribution)}, seed {settings.seed}"),
+    )
     table.add_row("ticket", size(costs.file), f"{8 * costs.file / weights:.3f} bits a weight: {parts}")
     table.add_row("as float32", size(costs.float32), f"{costs.float32 / costs.file:.1f} times as much")
     table.add_row("entropy bound", size(round(costs.bound)), f"{100 * (1 - costs.bound / costs.file):.1f} % less")
     for name, value in (ticket.metrics or {}).items():
-        table.add_row(escape(name), escape(str(value)), "")
+        table.add_row(escape(printable(name)), escape(printable(str(value))), "")
     return table
 
 
@@ -187,11 +186,22 @@ def _compare(file: Path, state: dict[str, "Tensor"], run: Path) -> None:
             raise TicketError(f"ticket {str(file)!r}: {name!r} is not what the run {str(run)!r} holds")
 
 
-def _unpack(ticket: "Ticket", target: Path) -> Path:
+def _decoded(file: Path, ticket: "Ticket") -> dict[str, "Tensor"]:
+    with err.status("decoding"):
+        try:
+            return ticket.state_dict()
+        except IterandError as error:
+            raise type(error)(f"ticket {str(file)!r}: {error}") from None
+
+
+def _unpack(file: Path, target: Path) -> Path:
     from safetensors.torch import save
 
+    from iterand.ticket import read_ticket
+
+    state = _decoded(file, read_ticket(file))
     # Tied tensors share memory, which the format does not hold: each gets its own.
-    atomic_write(target, save({name: tensor.clone() for name, tensor in ticket.state_dict().items()}))
+    atomic_write(target, save({name: tensor.clone() for name, tensor in state.items()}))
     return target
 
 

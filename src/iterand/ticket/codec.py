@@ -65,6 +65,11 @@ class Model:
             return -(-self.length // self.group_size)
         return self.counts[self.rare] if self.kind == "runs" else 0
 
+    @property
+    def most(self) -> int:
+        """How many symbols go through the coder at most: runs may be longer than one symbol can say."""
+        return self.least + ((self.length - self.least) // _LONGEST_RUN if self.kind == "runs" else 0)
+
     @cached_property
     def frequencies(self) -> NDArray[np.uint32]:
         """How many of the 2¹⁶ slots belong to each coded symbol; each has at least one."""
@@ -215,7 +220,7 @@ def _decode(model: Model, state: NDArray[np.uint32], words: _Words) -> Symbols:
     count = len(model.frequencies)
     symbol_at = np.arange(count, dtype=np.min_scalar_type(count - 1)).repeat(model.frequencies)
     parts = []
-    lane, missing = 0, model.least
+    lane, missing, allowed = 0, model.least, model.most
     while missing:
         x = state[lane : lane + missing]
         slot = x & _MASK
@@ -228,6 +233,9 @@ def _decode(model: Model, state: NDArray[np.uint32], words: _Words) -> Symbols:
         low = np.flatnonzero(x < _LOW)
         x[low] = x[low] << _BITS | words.take(len(low))
         parts.append(symbols)
+        allowed -= len(symbols)
+        if allowed < 0:
+            raise ValueError("its runs are longer than the tensor")
         lane = (lane + len(symbols)) % len(state)
         missing -= int(np.count_nonzero(symbols < _LONGEST_RUN)) if model.kind == "runs" else len(symbols)
     return np.concatenate(parts)

@@ -106,7 +106,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
     end = _START.size + length
     text = _inflate(data[_START.size : end], _FREE_HEADER + _HEADER_PER_BYTE * length, "header", DICTIONARY)
     try:
-        header = json.loads(text, parse_constant=_refuse_constant)
+        header = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise TicketError(f"its header is no JSON: {str(error).splitlines()[0].rstrip('.')}") from None
     if not isinstance(header, dict):
@@ -218,3 +218,10 @@ def _checksum(data: bytes | bytearray) -> bytes:
 
 def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is no float64 number")
+    return number

@@ -13,6 +13,10 @@ from iterand.parametrization import Settings
 from iterand.ticket import codec, draws, format, schema
 from iterand.ticket.schema import Row
 
+# A value that occurs takes its part of the coded stream, so a file has not many more counts than bytes.
+_FREE_COUNTS = 1 << 16
+_COUNTS_PER_BYTE = 8
+
 
 class StoredTensor(NamedTuple):
     """A tensor whose elements are in the file."""
@@ -138,12 +142,16 @@ def to_json(header: Header) -> dict[str, Any]:
     return {key: value for key, value in parts.items() if value}
 
 
-def from_json(loaded: Mapping[str, Any]) -> Header:
-    """The header of a ticket, or a TicketError that names what is wrong."""
+def from_json(loaded: Mapping[str, Any], size: int) -> Header:
+    """The header of a ticket of so many bytes, or a TicketError that names what is wrong."""
     top = schema.object_from("the header", loaded, schema.TOP)
     rows = {key: schema.rows_from(f"table {key!r}", top[key], columns) for key, columns in schema.TABLES.items()}
     if not rows["layers"]:
         raise TicketError("it has no layers")
+    counts = sum(len(row["counts"]) for row in rows["layers"])
+    if counts > _FREE_COUNTS + _COUNTS_PER_BYTE * size:  # a row may share the counts of all others
+        limit = _FREE_COUNTS + _COUNTS_PER_BYTE * size
+        raise TicketError(f"its layers have {counts} counts in {size} bytes; the limit is {limit}")
     names = [row["name"] for table in rows.values() for row in table]
     for name, times in Counter([*names, *top["aliases"]]).items():
         if times > 1:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from iterand import distributions, philox
+from iterand import distributions, memory, philox
 from iterand.errors import TicketError
 from iterand.ticket import codec, draws, format, resuming
 from iterand.ticket.header import Header, LayerHeader, from_json
@@ -56,6 +56,8 @@ class Ticket:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The tensors of the ordinary model; tied ones are one tensor under several names."""
+        needed = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.shapes().values())
+        memory.require(needed, "the network of this ticket", "free some, or use a machine with more")
         state: dict[str, Tensor] = {}
         digest = hashlib.sha256()
         for name, layer in self.layers.items():
@@ -208,6 +210,8 @@ def read_ticket(path: str | os.PathLike[str]) -> Ticket:
     try:
         if Path(path).is_dir():
             raise TicketError("this is a folder; that of a run holds its ticket as model.ticket")
+        if Path(path).exists() and not Path(path).is_file():
+            raise TicketError("this is no regular file")
         return parse(Path(path).read_bytes())
     except TicketError as error:
         raise TicketError(f"ticket {str(path)!r}: {error}") from None
@@ -216,7 +220,7 @@ def read_ticket(path: str | os.PathLike[str]) -> Ticket:
 def parse(data: bytes) -> Ticket:
     """The ticket with these bytes."""
     loaded, body = format.unpack(data)
-    header = from_json(loaded)
+    header = from_json(loaded, len(data))
     _check_limits(header, len(data))
     described = [(tensor.saved_as, tensor.shape) for tensor in header.tensors.values()]
     tensors, coded = format.unpack_tensors(body, described, header.planes)

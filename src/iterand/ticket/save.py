@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from iterand import distributions, freezing
+from iterand.checks import is_text
 from iterand.files import atomic_write
 from iterand.masking import MaskedLayer, refuse_computed_further, require_masked_layers, unwrap
 from iterand.ticket import format
@@ -120,6 +121,8 @@ def _plain(given: Mapping[str, Any] | None, what: str) -> dict[str, Any] | None:
         text = json.dumps(dict(given), default=_scalar)
     except (TypeError, ValueError, RuntimeError) as error:  # the last from a tensor with more than one number
         raise ValueError(f"{what} cannot be written as JSON: {error}") from None
+    if not is_text(json.dumps(json.loads(text), ensure_ascii=False)):
+        raise ValueError(f"{what} holds half of a surrogate pair, which is no text")
     loaded: dict[str, Any] = json.loads(text, parse_constant=lambda constant: None)
     return loaded
 
@@ -167,6 +170,11 @@ def _content(model: nn.Module) -> _Content:
                 f"{name!r} in the model's state is a {type(value).__name__}; a ticket holds tensors only, so let "
                 "get_extra_state return one"
             )
+        if not is_text(name):
+            raise ValueError(f"{name!r} in the model's state is half of a surrogate pair, which is no name")
+        if value.layout is not torch.strided or value.is_meta:
+            kind = "has no memory" if value.is_meta else f"is {value.layout}"
+            raise ValueError(f"{name!r} in the model's state {kind}; a ticket holds dense tensors only")
     for module in root.modules():
         for attribute, value in _dropped(module).items():
             for path in paths[id(module)]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from iterand import distributions, selection
+from iterand.checks import is_text
 from iterand.errors import TicketError
 from iterand.ticket import codec, draws, format
 
@@ -97,7 +98,7 @@ def _float32(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= 4096
+    return isinstance(value, str) and 0 < len(value) <= 4096 and is_text(value)
 
 
 def _one_of(*words: str) -> Check:
@@ -157,7 +158,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 _dtype = _one_of(*format.DTYPES)
 _positive = _integer(1)
 _threshold = _integer(0, draws.ALWAYS)
-_NAME = Column(_text, "a name")
+_NAME = Column(_text, "a name of at most 4096 characters")
 _DTYPE = Column(_dtype, "a type of tensors", lambda row: "F32")
 _SHAPE = Column(_list_of(_integer(0, 1 << 40), 16), "a list of sizes", None, tuple, list)
 
