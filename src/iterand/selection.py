@@ -70,17 +70,15 @@ def _highest(scores: Tensor) -> float:
 
 
 def _cut_by_partition(scores: Tensor, kept: int, name: str) -> tuple[Tensor, Tensor]:
-    # The dot product is NaN exactly if a score is: squares cannot cancel.
-    if scores.dtype.is_floating_point and torch.dot(scores, scores).isnan():
+    values = scores.numpy()
+    highest = np.partition(values, values.size - kept)[values.size - kept :] if kept else values
+    if scores.dtype.is_floating_point and np.isnan(highest.max(initial=0)):  # NumPy sorts NaN to the end
         raise nan_error(name)
     if kept == 0:
         return torch.tensor(_highest(scores), dtype=scores.dtype), torch.tensor(-1)
-    values = scores.numpy()
-    position = values.size - kept
-    threshold = np.partition(values, position)[position]
-    above = np.count_nonzero(values > threshold)
+    threshold = highest[0]
     tied = np.flatnonzero(values == threshold)
-    return torch.tensor(threshold), torch.tensor(tied[kept - above - 1])
+    return torch.tensor(threshold), torch.tensor(tied[np.count_nonzero(highest == threshold) - 1])
 
 
 def _cut_by_sort(scores: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,13 +193,13 @@ def keeps(scores: Tensor, cut: Cut) -> Tensor:
 
 
 def mask_of(scores: Tensor, cut: Cut) -> Tensor:
-    """The same where no gradient is needed: on a CPU only ties are compared by their index."""
+    """The same where no gradient is needed: on a CPU equal scores are compared by where they lie, without indices."""
     if scores.device.type != "cpu":
         return keeps(scores, cut)
-    values, threshold = scores.reshape(-1).numpy(), cut.threshold.numpy()
-    mask = values >= threshold
-    tied = np.flatnonzero(values == threshold)
-    mask[tied[tied > int(cut.last)]] = False
+    values, threshold, following = scores.reshape(-1).numpy(), cut.threshold.numpy(), int(cut.last) + 1
+    mask = np.empty(values.shape, dtype=np.bool_)
+    np.greater_equal(values[:following], threshold, out=mask[:following])
+    np.greater(values[following:], threshold, out=mask[following:])
     return torch.from_numpy(mask).view(scores.shape)
 
 

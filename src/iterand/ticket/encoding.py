@@ -112,7 +112,8 @@ def _by_level(state: Mask, weight: Bits, dtype: torch.dtype) -> _Told | None:
     for level, bits in zip(levels, _bits(values.to(dtype)).tolist()):
         holds = weight == bits
         if count := int(np.count_nonzero(holds)):
-            symbols += holds.view(np.uint8) * np.uint8(len(counts))
+            if counts:  # the first symbol is 0
+                symbols += holds.view(np.uint8) * np.uint8(len(counts))
             counts[level] = count
     if sum(counts.values()) < len(weight):
         return None
