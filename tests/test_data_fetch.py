@@ -154,7 +154,7 @@ def test_a_connection_that_always_breaks_is_given_up(server, tmp_path, progress)
 def test_a_wrong_checksum(server, tmp_path, progress):
     server.content = CONTENT[:-1] + b"?"
     with pytest.raises(
-        DataError, match=rf"set\.tar\.gz was thrown away: .* expected md5:{MD5} but got [0-9a-f]{{32}}; try again$"
+        DataError, match=rf"set\.tar\.gz was not kept: .* expected md5:{MD5} but got [0-9a-f]{{32}}; try again$"
     ):
         download(server.archive, tmp_path, progress)
     assert names(tmp_path) == []

@@ -80,7 +80,7 @@ def _fetch(archive: Archive, work: Path, progress: Progress) -> Path:
             f"elsewhere and put the file into {work.parent}"
         ) from None
     except ValueError as error:  # the checksum
-        raise DataError(f"{archive.url} was thrown away: {str(error).partition('. ')[0]}; try again") from None
+        raise DataError(f"{archive.url} was not kept: {str(error).partition('. ')[0]}; try again") from None
 
 
 def _reason(error: BaseException) -> str:
