@@ -39,7 +39,8 @@ def main() -> None:
 def panel(axis: Axes, network: str, best: Outcome) -> None:
     """Lines over the share of pruned weights; the steps between the shares are drawn alike."""
     places = range(len(SPARSITIES))
-    ours = {dict(cell.cell.axes)["sparsity"]: cell.summary for cell in best.cells if network in cell.cell.label}
+    cells = {(*dict(cell.cell.axes).values(),): cell.summary for cell in best.cells}
+    ours = {p: summary for (name, method, p), summary in cells.items() if name == network and method != "IMP"}
     dense = ours.get(0.0)
     if dense:
         axis.axhline(dense.mean, color=GREEN, linewidth=1, linestyle=":", label="dense SGD, same data")

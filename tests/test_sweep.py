@@ -90,7 +90,7 @@ def test_only_what_fits_the_pattern():
     everything = [find_experiment(name) for name in experiment_names()]
     (found,) = only(everything, "figure2/*0.25*")
     assert (found.name, len(found.cells)) == ("figure2", 15)
-    assert [entry.name for entry in only(everything, "*IMP*")] == ["imp"]
+    assert [entry.name for entry in only(everything, "*IMP*")] == ["imp", "best"]
     with pytest.raises(ValueError, match=r"no cell fits the pattern 'figure9/\*'; cells are called like 'digits/SGD'"):
         only(everything, "figure9/*")
 

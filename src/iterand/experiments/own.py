@@ -1,6 +1,6 @@
 """Experiments that are not in the paper: its point on a laptop, the recipes we recommend, and what each part brings."""
 
-from iterand.experiments.experiment import Axis, Cell, Experiment
+from iterand.experiments.experiment import Axis, Cell, Experiment, PaperNumber
 from iterand.experiments.library import find_recipe
 from iterand.experiments.numbers import find_number
 from iterand.experiments.paper.cells import CIFAR10
@@ -24,33 +24,42 @@ def digits() -> Experiment:
 DENSE = {"Conv6": "conv6", "ResNet18": "resnet18", "ResNet20": "resnet20", "VGG11": "vgg11"}
 """The networks whose weights are also trained, with the data and the epochs of our recipes."""
 
+PRUNED = {"ResNet20": (0.5, 0.9, 0.99), "VGG11": (0.5, 0.99)}
+"""The sparsities at which iterative magnitude pruning is run with the data and the settings of dense SGD."""
+
 
 def best() -> Experiment:
-    """Our recipes at the places of the paper's tables: beside its IteRand, its magnitude pruning, and dense SGD."""
-    cells = [
-        Cell(f"{network}, dense SGD", find_recipe(f"best-{base}-sgd"), (("network", network), ("sparsity", 0.0)))
-        for network, base in DENSE.items()
-    ]
-    sparse = find_recipe("best-resnet18", ["sparsity=0.9"])
-    cells.append(Cell("ResNet18, p = 0.9", sparse, (("network", "ResNet18"), ("sparsity", 0.9))))
+    """Our recipes at the cells of the paper's tables, beside dense SGD and magnitude pruning on the same data."""
+    cells = [_cell(network, "dense SGD", find_recipe(f"best-{base}-sgd"), 0.0) for network, base in DENSE.items()]
+    cells.append(_cell("ResNet18", "IteRand", find_recipe("best-resnet18", ["sparsity=0.9"]), 0.9))
     for network, base in CIFAR10.items():
-        place: dict[str, str | float] = {"network": network, "method": "IteRand (SC)", "width": 1.0}
-        axes = (("network", network), ("sparsity", find_recipe(base).method.sparsity))
-        cells.append(_cell(find_recipe(f"best-{base}"), axes, "figure2", place))
+        number = find_number("figure2", {"network": network, "method": "IteRand (SC)", "width": 1.0})
+        recipe = find_recipe(f"best-{base}")
+        cells.append(_cell(network, "IteRand", recipe, recipe.method.sparsity, number))
     for network, base in OPENLTH.items():
         for sparsity in SPARSITIES:
-            place = {"network": network, "method": "IMP", "sparsity": sparsity}
+            number = find_number("imp", {"network": network, "method": "IMP", "sparsity": sparsity})
             recipe = find_recipe(f"best-{base}", [f"sparsity={sparsity}"])
-            cells.append(_cell(recipe, (("network", network), ("sparsity", sparsity)), "imp", place))
+            cells.append(_cell(network, "IteRand", recipe, sparsity, number))
+    for network, sparsities in PRUNED.items():
+        for sparsity in sparsities:
+            recipe = find_recipe(f"best-{DENSE[network]}-imp", [f"sparsity={sparsity}"])
+            cells.append(_cell(network, "IMP", recipe, sparsity))
     return Experiment(
         "best",
         "What we recommend, beside the paper's IteRand (Conv6, ResNet18, ResNet34), its IMP (VGG11, ResNet20), and "
-        "dense SGD on the same data",
+        "dense SGD and IMP on the same data",
         tuple(cells),
         seeds=3,
         where="ours",
         plot="bars",
     )
+
+
+def _cell(network: str, method: str, recipe: Recipe, sparsity: float, number: PaperNumber | None = None) -> Cell:
+    axes: tuple[Axis, ...] = (("network", network), ("method", method), ("sparsity", sparsity))
+    parts = (network, method if method != "IteRand" else "", f"p = {sparsity:g}" if sparsity else "")
+    return Cell(", ".join(filter(None, parts)), recipe, axes, number)
 
 
 PARTS = {
@@ -82,8 +91,3 @@ def parts() -> Experiment:
         where="ours",
         plot="bars",
     )
-
-
-def _cell(recipe: Recipe, axes: tuple[Axis, ...], table: str, place: dict[str, str | float]) -> Cell:
-    label = ", ".join(str(value) if isinstance(value, str) else f"p = {value:g}" for _, value in axes)
-    return Cell(label, recipe, axes, find_number(table, place))
