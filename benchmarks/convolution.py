@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from iterand.benchmarks.timing import spread
-from iterand.kernels import convolution
-from iterand.training import environment
+from iterand.engine import convolution
+from iterand.lab.benchmarks.timing import spread
+from iterand.lab.training import environment
 
 # Inputs, outputs, kernel, stride, side: those of ResNet20, and the first of the other networks.
 SHAPES = [

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import iterand
 from iterand.errors import TicketError
-from iterand.networks import build_network
+from iterand.lab.networks import build_network
 from iterand.ticket import format, load, read, save
 
 NUMBERS = (0, 1, -1, 2, 7, 255, 1 << 16, (1 << 24) + 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 60, 1 << 64, 10**30)

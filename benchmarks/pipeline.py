@@ -26,20 +26,18 @@ import torch
 from PIL import Image
 
 from iterand import philox
-from iterand.data import catalog, load_data
-from iterand.data.decoders import decoded
-from iterand.data.decoding import Task, decode
-from iterand.data.packing import Scaling
-from iterand.data.processors import processors
-from iterand.data.trees import open_tree
-from iterand.data.views import words_of
-from iterand.experiments.library import find_recipe
-from iterand.training import recipe_file
-from iterand.training.environment import describe
-from iterand.training.execution import Execution
-from iterand.training.folder import RunFolder
-from iterand.training.loop import Silent
-from iterand.training.running import run
+from iterand.lab.data import catalog, load_data
+from iterand.lab.data.decoding import Task, decode, decoded, processors
+from iterand.lab.data.imagenet import open_tree
+from iterand.lab.data.images import words_of
+from iterand.lab.data.packs import Scaling
+from iterand.lab.experiments.library import find_recipe
+from iterand.lab.training import recipe_file
+from iterand.lab.training.environment import describe
+from iterand.lab.training.folder import RunFolder
+from iterand.lab.training.loop import Silent
+from iterand.lab.training.run import run
+from iterand.lab.training.steps import Execution
 
 LARGE, QUALITY = (500, 375), 95
 

@@ -17,14 +17,15 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from iterand import targets
-from iterand.experiments.cost import TRAINING_EXAMPLES
-from iterand.experiments.library import find_recipe
-from iterand.networks import build_network
-from iterand.training import checkpoint, environment, recipe_file
-from iterand.training.digests import digests
-from iterand.training.recipe import Recipe
-from iterand.training.session import Session
+from iterand import surgery
+from iterand.lab.experiments.library import find_recipe
+from iterand.lab.experiments.sweep import TRAINING_EXAMPLES
+from iterand.lab.networks import build_network
+from iterand.lab.training import environment, recipe_file
+from iterand.lab.training.distributed import digests
+from iterand.lab.training.folder import CHECKPOINT, snapshot, write_checkpoint
+from iterand.lab.training.recipe import Recipe
+from iterand.lab.training.session import Session
 
 INPUTS = Path(__file__).parents[1] / "docs" / "records" / "scaling.json"
 RANKS = (1, 8, 64)
@@ -50,7 +51,7 @@ class Network:
             options = {"width_factor": recipe.network.width_factor, "classes": 1000}
             model = build_network(recipe.network.name, **options, seed=0)
         norms = [module.num_features for module in model.modules() if isinstance(module, _BatchNorm)]
-        chosen = targets.choose(model, None, (), ())
+        chosen = surgery.choose(model, None, (), ())
         return cls(sum(owners[0].parameter.numel() for owners in chosen.values()), len(norms), sum(norms))
 
 
@@ -156,9 +157,9 @@ def measure(weights: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started = time.perf_counter()
-        checkpoint.write(Path(folder), checkpoint.snapshot(session.capture()))
+        write_checkpoint(Path(folder), snapshot(session.capture()))
         saved = time.perf_counter() - started
-        size = (Path(folder) / checkpoint.NAME).stat().st_size
+        size = (Path(folder) / CHECKPOINT).stat().st_size
     return {
         "weights": count,
         "held_bytes_a_weight": sum(tensor.numel() * tensor.element_size() for tensor in held) / count,

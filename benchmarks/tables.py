@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from iterand.benchmarks import cells
-from iterand.experiments.report.formatting import machine
+from iterand.lab.benchmarks import table
+from iterand.lab.report.formatting import machine
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
@@ -42,11 +42,11 @@ def _tables(path: Path) -> Iterator[str]:
 
 
 def _markdown(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    columns = cells.columns(rows)
-    yield _line(map(cells.heading, columns))
-    yield _line("---:" if any(cells.is_number(row.get(column)) for row in rows) else "---" for column in columns)
+    columns = table.columns(rows)
+    yield _line(map(table.heading, columns))
+    yield _line("---:" if any(table.is_number(row.get(column)) for row in rows) else "---" for column in columns)
     for row in rows:
-        yield _line(cells.cell(column, row.get(column)).replace("|", r"\|") for column in columns)
+        yield _line(table.cell(column, row.get(column)).replace("|", r"\|") for column in columns)
 
 
 def _line(texts: Any) -> str:

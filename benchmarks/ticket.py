@@ -25,11 +25,11 @@ import torch
 from torch import nn
 
 import iterand
-from iterand.benchmarks.ticket import searched
-from iterand.networks import build_network
+from iterand.lab.benchmarks.ticket import searched
+from iterand.lab.networks import build_network
+from iterand.lab.training.environment import compute_settings
 from iterand.ticket.codec import entropy
 from iterand.ticket.inspect import cost
-from iterand.training.environment import computing
 
 SHAPES = {"conv6": 0.5, "resnet18_cifar": 0.6, "resnet50_imagenet": 0.7}
 WIDTHS = {"conv6": (0.25, 0.5), "resnet18_cifar": (0.25, 0.5)}  # besides 1
@@ -127,7 +127,7 @@ def speed(repeats: int = 5) -> dict[str, Any]:
     """Write and load a ResNet50-shaped ticket on one core: the first time, the median, and the share of each stage."""
     name = "resnet50_imagenet"
     model = searched(build_network(name), SHAPES[name], "signed_constant", 3, 0.9, 2.0)
-    with tempfile.TemporaryDirectory() as folder, computing(threads=1):
+    with tempfile.TemporaryDirectory() as folder, compute_settings(threads=1):
         path = Path(folder) / "a.ticket"
 
         def write() -> None:

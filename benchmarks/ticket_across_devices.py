@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import iterand
-from iterand.networks import build_network
-from iterand.training.environment import choose_device, describe
+from iterand.lab.networks import build_network
+from iterand.lab.training.environment import choose_device, describe
 
 CASES = {
     "conv6-kaiming_uniform": ("conv6", "kaiming_uniform", 0.5, "layer"),

@@ -10,11 +10,10 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from iterand.experiments.experiment import PaperNumber
-from iterand.experiments.numbers import find_number
-from iterand.experiments.paper.sparsities import OPENLTH, SPARSITIES
-from iterand.experiments.report.assembly import Outcome, read_report
-from iterand.experiments.report.statistics import Summary
+from iterand.lab.experiments.experiment import PaperNumber, find_number
+from iterand.lab.experiments.paper import OPENLTH, SPARSITIES
+from iterand.lab.report.assembly import Outcome, read_report
+from iterand.lab.report.formatting import Summary
 
 HERE = Path(__file__).parent
 TARGET = HERE / "images" / "beyond.svg"

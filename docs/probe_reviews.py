@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import iterand
-from iterand.data.imdb import load, locate
-from iterand.data.options import Options
-from iterand.data.sequences import TextSplit
-from iterand.networks.initialization import kaiming_uniform_
-from iterand.networks.lstm import LSTMClassifier
+from iterand.lab.data.dataset import Options
+from iterand.lab.data.imdb import load, locate
+from iterand.lab.data.text import TextSplit
+from iterand.lab.networks.convolutional import kaiming_uniform_
+from iterand.lab.networks.lstm import LSTMClassifier
 
 STARTS = {
     "pruned": "embedding of ±0.14, no biases",

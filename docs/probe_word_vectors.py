@@ -20,16 +20,13 @@ import torch
 from torch import Tensor, nn
 
 import iterand
-from iterand.data.dataset import Dataset
-from iterand.data.imdb import load, locate
-from iterand.data.options import Options
-from iterand.data.sequences import TextSplit
-from iterand.data.text import Vocabulary
-from iterand.experiments.library import find_recipe
-from iterand.networks.lstm import LSTMClassifier
-from iterand.training.environment import choose_device, computing, describe
-from iterand.training.outputs import loss_of
-from iterand.training.steps import evaluate
+from iterand.lab.data.dataset import Dataset, Options
+from iterand.lab.data.imdb import load, locate
+from iterand.lab.data.text import TextSplit, Vocabulary
+from iterand.lab.experiments.library import find_recipe
+from iterand.lab.networks.lstm import LSTMClassifier
+from iterand.lab.training.environment import choose_device, compute_settings, describe
+from iterand.lab.training.steps import evaluate, loss
 
 RECIPES = {"sgd": "lstm-sgd", "edge_popup": "lstm", "iterand": "lstm"}
 
@@ -89,12 +86,12 @@ def run(folder: Path, words: Path, method: str, seed: int, file: Path, masked: b
         drawn = data.train.grouped(torch.randperm(len(data.train), generator=order), size)
         for batch in data.train.batches(drawn, size):
             optimizer.zero_grad()
-            loss = loss_of(network(*batch.inputs), batch.labels)
-            loss.backward()
+            error = loss(network(*batch.inputs), batch.labels)
+            error.backward()
             optimizer.step()
             if rounds:
                 rounds.step()
-            total += float(loss.detach()) * len(batch.labels)
+            total += float(error.detach()) * len(batch.labels)
         validation = evaluate(network, data.validation, recipe, device)
         if validation["loss"] < best["loss"]:
             test = evaluate(network, data.test, recipe, device)
@@ -124,5 +121,5 @@ if __name__ == "__main__":
     data_dir, vectors_file, name, number, target, *rest = sys.argv[1:]
     if rest and name == "sgd":
         raise SystemExit("sgd masks nothing; leave out masked")
-    with computing(0):
+    with compute_settings(0):
         run(Path(data_dir), Path(vectors_file), name, int(number), Path(target), bool(rest))

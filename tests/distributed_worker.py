@@ -12,14 +12,12 @@ import torch
 from torch import nn
 
 from iterand.errors import IterandError
+from iterand.lab.training import loop, recipe_file
+from iterand.lab.training.distributed import Ranks, digests, joined, share_batch_norms_
+from iterand.lab.training.folder import RunFolder
+from iterand.lab.training.recipe import Recipe
+from iterand.lab.training.run import run
 from iterand.masking import masked_layers
-from iterand.training import loop, recipe_file
-from iterand.training.batch_norm import share_batch_norms_
-from iterand.training.digests import digests
-from iterand.training.distributed import Ranks, joined
-from iterand.training.folder import RunFolder
-from iterand.training.recipe import Recipe
-from iterand.training.running import run
 
 CPU = torch.device("cpu")
 

@@ -7,10 +7,10 @@ DENORMAL = 1e-42
 
 def shrink(monkeypatch):
     """The interpreter takes milliseconds for what a GPU does in nanoseconds."""
-    from iterand.kernels import selection
+    from iterand.backend.triton import cuts
 
-    monkeypatch.setattr(selection, "CANDIDATES", 512)
-    monkeypatch.setattr(selection, "_WANTED", 64)
+    monkeypatch.setattr(cuts, "CANDIDATES", 512)
+    monkeypatch.setattr(cuts, "_WANTED", 64)
 
 
 def cases(size):

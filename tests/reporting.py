@@ -6,11 +6,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from iterand.experiments.experiment import Cell, Experiment, PaperNumber
-from iterand.experiments.report import assembly
-from iterand.training import recipe_file
-from iterand.training.recipe import MethodRecipe, NetworkRecipe, Recipe, TrainingRecipe
-from iterand.training.record import FORMAT
+from iterand.lab.experiments.experiment import Cell, Experiment, PaperNumber
+from iterand.lab.report import assembly
+from iterand.lab.training import recipe_file
+from iterand.lab.training.folder import RECORD_FORMAT
+from iterand.lab.training.recipe import MethodRecipe, NetworkRecipe, Recipe, TrainingRecipe
 
 ENVIRONMENT = {
     "iterand": "0.1.0",
@@ -42,7 +42,7 @@ def as_record(of: Recipe, accuracy: float, **changes: Any) -> dict[str, Any]:
     ]
     result = {"test_accuracy": accuracy, "weights": 2_000_000, "kept": 1_000_000, "ticket_bytes": 424_000}
     record = {
-        "format": FORMAT,
+        "format": RECORD_FORMAT,
         "recipe": asdict(of),
         "result": result,
         "metrics": epochs,

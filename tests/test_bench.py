@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from iterand.benchmarks import augment, cells, step, timing
-from iterand.benchmarks.options import Options
-from iterand.benchmarks.subjects import subject
-from iterand.benchmarks.targets import verdicts
-from iterand.benchmarks.timing import Timer, burst, one_by_one, spread, take_turns
+from iterand.lab.benchmarks import epoch, step, table, timing
+from iterand.lab.benchmarks.catalog import verdicts
+from iterand.lab.benchmarks.table import Options
+from iterand.lab.benchmarks.timing import Timer, burst, one_by_one, spread, subject, take_turns
 from iterand.masking import masked_layers
 
 CPU = torch.device("cpu")
@@ -103,14 +102,14 @@ def test_bad_input_gets_one_sentence(cli, arguments, sentence):
 
 
 def test_what_fails_gives_a_reason_and_the_others_go_on(cli, monkeypatch):
-    whole = augment.ImageSplit
+    whole = epoch.ImageSplit
 
     def broken(images, labels, normalize, augmentation):
         if augmentation == "crop":
             raise torch.OutOfMemoryError("no memory left\nand much more about it")
         return whole(images, labels, normalize, augmentation)
 
-    monkeypatch.setattr(augment, "ImageSplit", broken)
+    monkeypatch.setattr(epoch, "ImageSplit", broken)
     code, out, err = cli("augment", "--examples", "32", "--repeats", "1", "--device", "cpu")
     assert code == 0
     assert "no memory left" in out
@@ -194,7 +193,7 @@ def test_targets():
     ],
 )
 def test_cells(column, value, text):
-    assert cells.cell(column, value) == text
+    assert table.cell(column, value) == text
 
 
 def test_the_measured_tables_are_those_of_the_records():

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from crashing import StopAfter, outcome
-from iterand.data import load_data
 from iterand.errors import RecipeError
+from iterand.lab.data import load_data
+from iterand.lab.training import loop, recipe_file
+from iterand.lab.training.folder import RunFolder, read_checkpoint
+from iterand.lab.training.recipe import Recipe
+from iterand.lab.training.run import _session, evaluate_run, run
+from iterand.lab.training.session import follow_best, tested_epoch
 from iterand.ticket import read_ticket
-from iterand.training import best_epoch, checkpoint, loop, recipe_file
-from iterand.training.folder import RunFolder
-from iterand.training.recipe import Recipe
-from iterand.training.running import _session, evaluate_run, run
 
 CPU = torch.device("cpu")
 
@@ -69,7 +70,7 @@ def test_what_a_run_leaves_behind_is_the_tested_network(tmp_path, device):
     for what in (tmp_path, tmp_path / "model.ticket"):
         assert evaluate_run(what, device=torch.device(device))["test_accuracy"] == record["result"]["test_accuracy"]
     assert read_ticket(tmp_path / "model.ticket").metrics["tested_epoch"] == record["result"]["tested_epoch"]
-    assert not [name for name in checkpoint.read(tmp_path).tensors if name.startswith("best.")]
+    assert not [name for name in read_checkpoint(tmp_path).tensors if name.startswith("best.")]
 
 
 def test_a_broken_run_remembers_its_best_epoch(tmp_path, monkeypatch):
@@ -80,7 +81,7 @@ def test_a_broken_run_remembers_its_best_epoch(tmp_path, monkeypatch):
     after_best = steps * whole["result"]["tested_epoch"] + 1
     with pytest.raises(RuntimeError, match="crash"):
         run(recipe, RunFolder(tmp_path / "broken"), device=CPU, observer=StopAfter(after_best))
-    assert [name for name in checkpoint.read(tmp_path / "broken").tensors if name.startswith("best.")]
+    assert [name for name in read_checkpoint(tmp_path / "broken").tensors if name.startswith("best.")]
     assert evaluate_run(tmp_path / "broken", device=CPU)["test_accuracy"] == whole["result"]["test_accuracy"]
     run(recipe, RunFolder(tmp_path / "broken"), device=CPU)
     assert outcome(tmp_path / "broken") == outcome(tmp_path / "whole")
@@ -89,16 +90,16 @@ def test_a_broken_run_remembers_its_best_epoch(tmp_path, monkeypatch):
 def test_of_equal_epochs_the_first_and_of_none_that_has_no_loss():
     session = _session(restless(), load_data("digits", CPU), CPU)
     session.metrics = [{"validation_loss": loss} for loss in (math.nan, 2.0, 1.0, math.nan, 1.0)]
-    assert best_epoch.tested_epoch(session) == 2
+    assert tested_epoch(session) == 2
     session.recipe = restless("tested=last")
-    assert best_epoch.tested_epoch(session) == 4
+    assert tested_epoch(session) == 4
 
 
 def test_nothing_is_copied_where_the_last_epoch_is_tested(monkeypatch):
     session = _session(restless("tested=last"), load_data("digits", CPU), CPU)
     session.metrics = [{"validation_loss": 1.0}]
-    monkeypatch.setattr(best_epoch, "tested_epoch", None)
-    best_epoch.follow_best(session, last=True)
+    monkeypatch.setattr("iterand.lab.training.session.tested_epoch", None)
+    follow_best(session, last=True)
     assert session.best == {}
 
 

@@ -6,14 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from iterand.experiments import cost
-from iterand.experiments.catalog import experiment_names, find_experiment
-from iterand.experiments.library import find_recipe
-from iterand.experiments.numbers import find_number, table_numbers
-from iterand.experiments.profiles import adapt, profile_names
-from iterand.experiments.scale import tiny
-from iterand.networks import build_network
-from iterand.training import recipe_file
+from iterand.lab.experiments import sweep
+from iterand.lab.experiments.catalog import experiment_names, find_experiment, tiny
+from iterand.lab.experiments.experiment import find_number, table_numbers
+from iterand.lab.experiments.library import adapt, find_recipe, profile_names
+from iterand.lab.networks import build_network
+from iterand.lab.training import recipe_file
 
 # Experiment: cells, cells with a number of the paper, runs of each cell.
 SIZES = {
@@ -261,16 +259,16 @@ def multiply_adds(name, shape):
     ],
 )
 def test_cost_of_a_network(name, shape):
-    assert pytest.approx(multiply_adds(name, shape), rel=0.1) == cost.MULTIPLY_ADDS[name]
+    assert pytest.approx(multiply_adds(name, shape), rel=0.1) == sweep.MULTIPLY_ADDS[name]
 
 
 def test_cost_of_runs():
     recipe = find_recipe("resnet18")
     operations = 6 * 555e6 * 45_000 * 100
-    assert cost.gpu_minutes([recipe]) == pytest.approx(operations / 1e14 / 60)
-    assert cost.gpu_minutes([recipe, recipe]) == pytest.approx(2 * cost.gpu_minutes([recipe]))
+    assert sweep.gpu_minutes([recipe]) == pytest.approx(operations / 1e14 / 60)
+    assert sweep.gpu_minutes([recipe, recipe]) == pytest.approx(2 * sweep.gpu_minutes([recipe]))
     narrow = recipe_file.override(recipe, ["width_factor=0.25", "limit=128"])
-    assert cost.gpu_minutes([narrow]) == pytest.approx(100 * 2e-3 / 60)  # an epoch is one step, of the shortest kind
+    assert sweep.gpu_minutes([narrow]) == pytest.approx(100 * 2e-3 / 60)  # an epoch is one step, of the shortest kind
 
 
 def test_our_recipes_follow_the_sparsity_that_is_set():

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from iterand.errors import CheckpointError
-from iterand.training import checkpoint
-from iterand.training.checkpoint import NAME, PREVIOUS, Checkpoint
+from iterand.lab.training.folder import _PREVIOUS, CHECKPOINT, Checkpoint, read_checkpoint, snapshot, write_checkpoint
 
 
 def make(number):
@@ -26,29 +25,29 @@ def same(a, b):
 
 
 def test_round_trip(tmp_path):
-    assert checkpoint.read(tmp_path) is None
-    checkpoint.write(tmp_path, make(1))
-    assert same(checkpoint.read(tmp_path), make(1))
+    assert read_checkpoint(tmp_path) is None
+    write_checkpoint(tmp_path, make(1))
+    assert same(read_checkpoint(tmp_path), make(1))
 
 
 def test_tied_tensors_are_written_twice(tmp_path):
     one = torch.ones(3)
-    checkpoint.write(tmp_path, checkpoint.snapshot(Checkpoint({"a": one, "b": one}, {})))
-    assert checkpoint.read(tmp_path).tensors["b"].tolist() == [1, 1, 1]
+    write_checkpoint(tmp_path, snapshot(Checkpoint({"a": one, "b": one}, {})))
+    assert read_checkpoint(tmp_path).tensors["b"].tolist() == [1, 1, 1]
 
 
 def test_the_one_before_is_kept(tmp_path):
     for number in range(3):
-        checkpoint.write(tmp_path, make(number))
-    (tmp_path / NAME).unlink()
-    assert same(checkpoint.read(tmp_path), make(1))
+        write_checkpoint(tmp_path, make(number))
+    (tmp_path / CHECKPOINT).unlink()
+    assert same(read_checkpoint(tmp_path), make(1))
 
 
 @pytest.mark.parametrize("damage", ["truncated", "empty", "flipped tensor", "flipped state", "not safetensors"])
 def test_a_damaged_checkpoint_falls_back_with_a_warning(tmp_path, damage):
-    checkpoint.write(tmp_path, make(1))
-    checkpoint.write(tmp_path, make(2))
-    data = bytearray((tmp_path / NAME).read_bytes())
+    write_checkpoint(tmp_path, make(1))
+    write_checkpoint(tmp_path, make(2))
+    data = bytearray((tmp_path / CHECKPOINT).read_bytes())
     if damage == "truncated":
         data = data[:-5]
     elif damage == "empty":
@@ -60,35 +59,35 @@ def test_a_damaged_checkpoint_falls_back_with_a_warning(tmp_path, damage):
         assert rb"\"number\": 7" in data
     else:
         data = b"nonsense" * 100
-    (tmp_path / NAME).write_bytes(data)
+    (tmp_path / CHECKPOINT).write_bytes(data)
     with pytest.warns(UserWarning, match="is damaged"):
-        assert same(checkpoint.read(tmp_path), make(1))
+        assert same(read_checkpoint(tmp_path), make(1))
 
 
 def test_nothing_readable_is_an_error(tmp_path):
-    (tmp_path / NAME).write_bytes(b"x" * 20)
-    (tmp_path / PREVIOUS).write_bytes(b"")
+    (tmp_path / CHECKPOINT).write_bytes(b"x" * 20)
+    (tmp_path / _PREVIOUS).write_bytes(b"")
     with pytest.warns(UserWarning, match="damaged"), pytest.raises(CheckpointError, match="--fresh"):
-        checkpoint.read(tmp_path)
+        read_checkpoint(tmp_path)
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
-    checkpoint.write(tmp_path, make(1))
-    before = (tmp_path / NAME).read_bytes()
+    write_checkpoint(tmp_path, make(1))
+    before = (tmp_path / CHECKPOINT).read_bytes()
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CheckpointError, match="No space left on device"):
-        checkpoint.write(tmp_path, make(2))
+        write_checkpoint(tmp_path, make(2))
     monkeypatch.undo()
-    assert (tmp_path / NAME).read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == [NAME]
+    assert (tmp_path / CHECKPOINT).read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == [CHECKPOINT]
 
 
 def test_nothing_is_pickled(tmp_path):
-    checkpoint.write(tmp_path, make(1))
-    data = (tmp_path / NAME).read_bytes()
+    write_checkpoint(tmp_path, make(1))
+    data = (tmp_path / CHECKPOINT).read_bytes()
     assert int.from_bytes(data[:8], "little") < len(data)  # a safetensors header, then raw bytes
     assert data[8:9] == b"{"

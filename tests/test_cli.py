@@ -10,18 +10,17 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-from iterand.benchmarks import catalog as benchmarks
-from iterand.cli import console, names
+from iterand.cli import console, options
 from iterand.cli.main import app
-from iterand.data import DATASETS
-from iterand.data.location import VARIABLE
-from iterand.data.packing import QUALITY
-from iterand.experiments.catalog import experiment_names
-from iterand.experiments.library import recipe_names
-from iterand.experiments.profiles import profile_names
-from iterand.experiments.report.formatting import size
-from iterand.training import recipe_file
-from iterand.training.recipe import SCALES
+from iterand.lab.benchmarks import catalog as benchmarks
+from iterand.lab.data import DATASETS
+from iterand.lab.data.dataset import VARIABLE
+from iterand.lab.data.packs import QUALITY
+from iterand.lab.experiments.catalog import experiment_names
+from iterand.lab.experiments.library import profile_names, recipe_names
+from iterand.lab.report.formatting import size
+from iterand.lab.training import recipe_file
+from iterand.lab.training.recipe import SCALES
 
 TINY = ["--set", "epochs=1", "--set", "batch_size=300"]
 
@@ -216,12 +215,12 @@ def test_tab_completion(line, found):
 
 
 def test_names_for_help_and_completion_are_those_there_are():
-    assert tuple(benchmarks.BENCHMARKS) == names.BENCHMARKS
-    assert tuple(DATASETS) == names.DATASETS
-    assert tuple(experiment_names()) == names.EXPERIMENTS
-    assert tuple(profile_names()) == names.PROFILES
-    assert names.recipes() == recipe_names()
-    assert (names.SCALES, names.QUALITY, names.DATA_VARIABLE) == (SCALES, QUALITY, VARIABLE)
+    assert tuple(benchmarks.BENCHMARKS) == options.BENCHMARKS
+    assert tuple(DATASETS) == options.DATASETS
+    assert tuple(experiment_names()) == options.EXPERIMENTS
+    assert tuple(profile_names()) == options.PROFILES
+    assert options.recipes() == recipe_names()
+    assert (options.SCALES, options.QUALITY, options.DATA_VARIABLE) == (SCALES, QUALITY, VARIABLE)
 
 
 @pytest.mark.parametrize("line", [["recipes"], ["train"], ["ticket", "info", "a.ticket"], ["theory", "width"]])

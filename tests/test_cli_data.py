@@ -8,9 +8,9 @@ from typer.testing import CliRunner
 
 import made_up_data
 from iterand.cli.data import app
-from iterand.data import cifar10, imdb
-from iterand.data.sources import ARCHIVES, Archive
 from iterand.errors import DataError
+from iterand.lab.data import cifar10, imdb
+from iterand.lab.data.download import ARCHIVES, Archive
 
 
 @pytest.fixture(autouse=True)

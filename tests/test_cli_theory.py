@@ -139,7 +139,7 @@ def test_a_long_computation_can_be_interrupted(cli, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("iterand.theory.simulate.search", interrupted)
+    monkeypatch.setattr("iterand.lab.theory.simulate.search", interrupted)
     code, out, err = cli("theory", "width")
     assert code != 0
     assert out == ""

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import iterand
 from iterand.cli import ticket as commands
 from iterand.errors import TicketError
-from iterand.networks import build_network
+from iterand.lab.networks import build_network
 from ticket_models import searched
 
 NETWORK = {"name": "digits_conv", "width_factor": 0.5}
@@ -100,10 +100,10 @@ def test_export_to_onnx(file, tmp_path):
 
 
 def test_a_run_folder_is_compared_bit_for_bit(tmp_path):
-    from iterand.experiments.library import find_recipe
-    from iterand.training import recipe_file
-    from iterand.training.folder import TICKET, RunFolder
-    from iterand.training.running import run
+    from iterand.lab.experiments.library import find_recipe
+    from iterand.lab.training import recipe_file
+    from iterand.lab.training.folder import TICKET, RunFolder
+    from iterand.lab.training.run import run
 
     recipe = recipe_file.override(find_recipe("digits"), ["training.epochs=1", "method.period=5"])
     run(recipe, RunFolder(tmp_path / "run"), device=torch.device("cpu"))

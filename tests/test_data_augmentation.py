@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from iterand import philox
-from iterand.data.boxes import resized_crop
-from iterand.data.images import ImageSplit
-from iterand.data.normalization import Normalizer
-from iterand.data.resampling import Resampler
-from iterand.data.views import crops, outside_holes, resized_crops, words_of
+from iterand.lab.data.boxes import resized_crop
+from iterand.lab.data.dataset import Normalizer
+from iterand.lab.data.images import ImageSplit, Resampler, crops, outside_holes, resized_crops, words_of
 
 CPU = torch.device("cpu")
 NORMALIZER = Normalizer("imagenet", CPU)

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 import made_up_data
-from iterand.data import cifar10, load_data
-from iterand.data.location import data_folder
-from iterand.data.parts import fixed_order, limited
-from iterand.data.unpickling import load_arrays
 from iterand.errors import DataError
+from iterand.lab.data import cifar10, load_data
+from iterand.lab.data.cifar10 import load_arrays
+from iterand.lab.data.dataset import data_folder, fixed_order, limited
 
 CPU = torch.device("cpu")
 COUNT = 20

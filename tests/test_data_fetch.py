@@ -12,11 +12,10 @@ from pathlib import Path
 import pooch
 import pytest
 
-from iterand.data import catalog
-from iterand.data import download as downloading
-from iterand.data.download import download
-from iterand.data.sources import ARCHIVES, Archive
 from iterand.errors import DataError
+from iterand.lab.data import catalog
+from iterand.lab.data import download as downloading
+from iterand.lab.data.download import ARCHIVES, Archive, download
 
 CONTENT = bytes(hashlib.shake_128(b"a data set").digest(1_000_000))
 MD5 = hashlib.md5(CONTENT).hexdigest()

@@ -14,13 +14,12 @@ from PIL import Image
 
 import made_up_data
 from iterand import philox
-from iterand.data import load_data
-from iterand.data.decoding import GRAY, decode
-from iterand.data.imagenet import DataWarning
-from iterand.data.parts import fixed_order
-from iterand.data.prefetch import prefetched
-from iterand.data.views import resized_crops, words_of
 from iterand.errors import DataError
+from iterand.lab.data import load_data
+from iterand.lab.data.dataset import fixed_order
+from iterand.lab.data.decoding import GRAY, decode, prefetched
+from iterand.lab.data.imagenet import DataWarning
+from iterand.lab.data.images import resized_crops, words_of
 
 CPU = torch.device("cpu")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

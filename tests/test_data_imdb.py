@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 
 import made_up_data
 from iterand import philox
-from iterand.data import load_data
-from iterand.data.imdb import check, locate
-from iterand.data.location import data_folder
-from iterand.data.parts import fixed_order
-from iterand.data.sequences import TextSplit
-from iterand.data.text import PADDING, UNKNOWN, Vocabulary, tokenize
 from iterand.errors import DataError
-from iterand.networks import build_network
+from iterand.lab.data import load_data
+from iterand.lab.data.dataset import data_folder, fixed_order
+from iterand.lab.data.imdb import check, locate
+from iterand.lab.data.text import PADDING, UNKNOWN, TextSplit, Vocabulary, tokenize
+from iterand.lab.networks import build_network
 
 CPU = torch.device("cpu")
 
@@ -186,7 +184,7 @@ class TestCache:
         first = load_data("imdb", CPU, tmp_path)
         (file,) = (tmp_path / "cache").iterdir()
         assert file.name.startswith("imdb-1-")
-        monkeypatch.setattr("iterand.data.text.tokenize", lambda text: pytest.fail("tokenized again"))
+        monkeypatch.setattr("iterand.lab.data.text.tokenize", lambda text: pytest.fail("tokenized again"))
         second = load_data("imdb", CPU, tmp_path)
         assert texts_of(first.train) == texts_of(second.train)
         assert first.train.vocabulary.words == second.train.vocabulary.words
@@ -217,7 +215,7 @@ class TestCache:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
         load_data("imdb", CPU, tmp_path)
         assert len(list((tmp_path / "home" / "iterand").iterdir())) == 1
-        monkeypatch.setattr("iterand.data.text.tokenize", lambda text: pytest.fail("tokenized again"))
+        monkeypatch.setattr("iterand.lab.data.text.tokenize", lambda text: pytest.fail("tokenized again"))
         load_data("imdb", CPU, tmp_path)
 
     def test_without_any_place_for_it_loading_works_too(self, tmp_path, monkeypatch):

@@ -22,12 +22,11 @@ from typer.testing import CliRunner
 import made_up_data
 from iterand import philox
 from iterand.cli.data import app
-from iterand.data import catalog, load_data, packing
-from iterand.data.decoding import GRAY
-from iterand.data.imagenet import DataWarning
-from iterand.data.packed import open_pack
-from iterand.data.packing import Scaling
 from iterand.errors import DataError
+from iterand.lab.data import catalog, load_data, packs
+from iterand.lab.data.decoding import GRAY
+from iterand.lab.data.imagenet import DataWarning
+from iterand.lab.data.packs import Scaling, open_pack
 
 CPU = torch.device("cpu")
 
@@ -263,7 +262,7 @@ class TestWriting:
         path.rename(path.with_name("train.pack.part"))
         os.truncate(path.with_name("train.pack.part"), int(open_pack_start(whole, 9)) + 5)
         asked = []
-        monkeypatch.setattr(packing, "read", lambda path: asked.append(path) or Path(path).read_bytes())
+        monkeypatch.setattr(packs, "read", lambda path: asked.append(path) or Path(path).read_bytes())
         pack(packed)
         assert path.read_bytes() == whole
         assert len(asked) == 6  # of 15; val.pack was there

@@ -14,13 +14,12 @@ import torch
 
 import made_up_data
 from iterand import philox
-from iterand.data import decoder_pool, decoders, load_data
-from iterand.data.decoder_pool import DecoderPool
-from iterand.data.decoding import GRAY, Task, decode
-from iterand.data.imagenet import DataWarning
-from iterand.data.processors import processors
-from iterand.data.views import words_of
 from iterand.errors import DataError
+from iterand.lab.data import decoder_pool, decoding, load_data
+from iterand.lab.data.decoder_pool import DecoderPool
+from iterand.lab.data.decoding import GRAY, Task, decode, processors
+from iterand.lab.data.imagenet import DataWarning
+from iterand.lab.data.images import words_of
 
 CPU = torch.device("cpu")
 
@@ -242,21 +241,21 @@ class TestProcesses:
 class TestChoice:
     @pytest.mark.parametrize(("images", "started"), [(4, False), (5, True)])
     def test_processes_where_there_is_enough_to_do(self, monkeypatch, paths, images, started):
-        monkeypatch.setattr(decoders, "_WORTH", 5)
-        monkeypatch.setattr(decoders, "processors", lambda: 1)
-        list(decoders.decoded(tasks(paths[:images], 2), size=2, images=images))
+        monkeypatch.setattr(decoding, "_WORTH", 5)
+        monkeypatch.setattr(decoding, "processors", lambda: 1)
+        list(decoding.decoded(tasks(paths[:images], 2), size=2, images=images))
         assert decoder_pool.running(1) == started
         if started:
             decoder_pool.shared_pool(1).close()
 
     def test_the_environment_may_say_how_many(self, monkeypatch, paths):
         monkeypatch.setenv("ITERAND_WORKERS", "1")
-        list(decoders.decoded(tasks(paths[:4], 2), size=2, images=4))
+        list(decoding.decoded(tasks(paths[:4], 2), size=2, images=4))
         assert decoder_pool.running(1)
         decoder_pool.shared_pool(1).close()
         monkeypatch.setenv("ITERAND_WORKERS", "many")
         with pytest.raises(DataError, match=r"\$ITERAND_WORKERS is 'many'; it is a number of worker processes, or 0"):
-            decoders.decoded(tasks(paths[:4], 2), size=2, images=4)
+            decoding.decoded(tasks(paths[:4], 2), size=2, images=4)
 
     def test_ranks_on_one_machine_share_its_processors(self, monkeypatch):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))

@@ -18,15 +18,13 @@ from torch.distributed import HashStore
 
 import made_up_data
 from distributed_worker import RECIPES, broken, recipe
-from iterand.data.dataset import TensorSplit
 from iterand.errors import IterandError
-from iterand.experiments.library import find_recipe
-from iterand.training import checkpoint, recipe_file
-from iterand.training.digests import digest
-from iterand.training.distributed import ALONE, TIMEOUT, Ranks, joined
-from iterand.training.farewell import AlreadySaid, farewell
-from iterand.training.folder import RunFolder
-from iterand.training.running import run
+from iterand.lab.data.dataset import TensorSplit
+from iterand.lab.experiments.library import find_recipe
+from iterand.lab.training import recipe_file
+from iterand.lab.training.distributed import ALONE, TIMEOUT, Ranks, ReportedByOtherRank, digest, error_to_raise, joined
+from iterand.lab.training.folder import RunFolder, read_checkpoint
+from iterand.lab.training.run import run
 
 CPU = torch.device("cpu")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -63,7 +61,7 @@ def record(folder):
 
 
 def state(folder):
-    return checkpoint.read(folder).tensors
+    return read_checkpoint(folder).tensors
 
 
 def test_ranks_know_who_they_are(two):
@@ -199,12 +197,12 @@ def ended(*errors):
     store = HashStore()
     with ThreadPoolExecutor(len(errors)) as pool:
         ranks = [(number, error) for number, error in enumerate(errors) if error is not None]
-        return list(pool.map(lambda rank: farewell(store, rank[0], len(errors), rank[1]), ranks))
+        return list(pool.map(lambda rank: error_to_raise(store, rank[0], len(errors), rank[1]), ranks))
 
 
 @pytest.fixture
 def short(monkeypatch):
-    monkeypatch.setattr("iterand.training.farewell._GRACE", 0.3)
+    monkeypatch.setattr("iterand.lab.training.distributed._GRACE_SECONDS", 0.3)
 
 
 LOST = RuntimeError("[pair.cc in gloo] Connection closed by peer")
@@ -213,13 +211,13 @@ LOST = RuntimeError("[pair.cc in gloo] Connection closed by peer")
 def test_an_error_on_all_ranks_is_said_by_the_first():
     first, second = ended(ValueError("wrong"), ValueError("wrong"))
     assert str(first) == "wrong"
-    assert isinstance(second, AlreadySaid)
+    assert isinstance(second, ReportedByOtherRank)
 
 
 @pytest.mark.usefixtures("short")
 def test_an_error_on_one_rank_is_said_by_it():
     first, second = ended(LOST, IterandError("no data here"))
-    assert isinstance(first, AlreadySaid)
+    assert isinstance(first, ReportedByOtherRank)
     assert str(second) == "rank 1: no data here"
 
 
@@ -228,20 +226,20 @@ def test_ranks_that_are_gone_are_named_by_the_lowest_that_is_left():
     second, third = ended(None, LOST, LOST, None)
     assert str(second).startswith("ranks 0, 3 ended without a word")
     assert "goes on from the last checkpoint" in str(second)
-    assert isinstance(third, AlreadySaid)
+    assert isinstance(third, ReportedByOtherRank)
 
 
 def test_ranks_that_only_lost_contact_say_so():
     first, second = ended(LOST, LOST)
     assert "lost contact with each other ([pair.cc in gloo] Connection closed by peer)" in str(first)
-    assert isinstance(second, AlreadySaid)
+    assert isinstance(second, ReportedByOtherRank)
 
 
 @pytest.mark.usefixtures("short")
 def test_a_bug_is_not_hidden():
     first, second = ended(LOST, KeyError("bug"))
     assert isinstance(second, KeyError)
-    assert isinstance(first, AlreadySaid)
+    assert isinstance(first, ReportedByOtherRank)
 
 
 def test_one_process_is_one_rank(monkeypatch):
@@ -320,7 +318,7 @@ def test_killed_restarted_stopped_and_finished_by_one_process(tmp_path):
     (said,) = ours(err)
     assert said.startswith("error: rank 1 ended without a word: killed, out of memory, or cut off; start the same")
     assert out == ""
-    assert checkpoint.read(folder).state["epoch"] >= 1
+    assert read_checkpoint(folder).state["epoch"] >= 1
 
     process = start(folder, "--max-restarts", "1")
     begun = wait_for_epochs(folder, process, 2, since=begun)

@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from iterand import IterativeRandomization, masked_layers, philox, prune_, randomize_, scores, selection
-from iterand.data import Batch
-from iterand.experiments.library import find_recipe
-from iterand.experiments.local import Reporter
-from iterand.experiments.task import Task, do
-from iterand.networks import build_network
-from iterand.training import recipe_file
-from iterand.training.execution import Execution
-from iterand.training.session import Session
-from iterand.training.steps import EagerStep
+from iterand.lab.data import Batch
+from iterand.lab.experiments.library import find_recipe
+from iterand.lab.experiments.local import Reporter, Task, do
+from iterand.lab.networks import build_network
+from iterand.lab.training import recipe_file
+from iterand.lab.training.session import Session
+from iterand.lab.training.steps import EagerStep, Execution
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature"),
@@ -56,7 +54,7 @@ def deterministic():
 @pytest.mark.parametrize("method", ["iterand", "edge_popup", "sgd", "imp"])
 @pytest.mark.parametrize("precision", ["bfloat16", "float32"])
 def test_a_graph_does_what_the_plain_step_does(deterministic, method, precision):
-    from iterand.training.fused import FusedStep
+    from iterand.lab.training.fused import FusedStep
 
     found = []
     for fused in (False, True):
@@ -92,7 +90,7 @@ ROUNDS = {
 @pytest.fixture
 def finds(monkeypatch):
     """How often the host had cuts found, one entry each."""
-    from iterand.kernels.selection import Selection
+    from iterand.backend.triton.cuts import Selection
 
     found, find = [], Selection.find
 
@@ -109,7 +107,7 @@ def finds(monkeypatch):
 def test_cuts_are_found_once_and_rounds_are_those_of_the_plain_step(
     deterministic, finds, settings, at_first, later, graph
 ):
-    from iterand.training.fused import FusedStep
+    from iterand.lab.training.fused import FusedStep
 
     small = ["width_factor=0.5", "epochs=4", "batch_size=64", "channels_last=false", *settings]
     plain, fused = session_of("conv6", small), session_of("conv6", small)
@@ -144,7 +142,7 @@ PLAIN = ["channels_last=false", "precision=float32"]
 
 def test_between_two_steps_cuts_are_those_of_the_scores(deterministic):
     """Evaluations, a checkpoint that is restored and a round by hand come between the same steps."""
-    from iterand.training.fused import FusedStep
+    from iterand.lab.training.fused import FusedStep
 
     found = []
     for fused in (False, True):
@@ -186,7 +184,7 @@ RECIPES = {
     ids=[*RECIPES, "layer, compiled"],
 )
 def test_no_step_waits_for_the_device(settings, compile):
-    from iterand.training.fused import FusedStep
+    from iterand.lab.training.fused import FusedStep
 
     session = session_of("resnet20", ["batch_size=64", *settings])
     step = FusedStep(session, compile=compile)
@@ -209,7 +207,7 @@ def test_no_step_waits_for_the_device(settings, compile):
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_a_graph_learns_as_the_plain_step(compile):
-    from iterand.training.fused import FusedStep
+    from iterand.lab.training.fused import FusedStep
 
     losses = []
     for fused in (False, True):
@@ -228,7 +226,7 @@ def test_a_graph_learns_as_the_plain_step(compile):
 @pytest.mark.parametrize("norms", ["fixed", "shifted"])
 @pytest.mark.parametrize("network", ["resnet20", "vgg11"])
 def test_statistics_of_norms_are_those_of_the_plain_step(network, norms):
-    from iterand.training.fused import FusedStep
+    from iterand.lab.training.fused import FusedStep
 
     found = []
     for fused in (False, True):
@@ -266,7 +264,7 @@ class _Whole:
 
 
 def test_evaluation_is_the_plain_one(deterministic):
-    from iterand.training.fused import FusedStep
+    from iterand.lab.training.fused import FusedStep
 
     session = session_of("conv6", ["precision=float32", "batch_size=256"])
     step = FusedStep(session, compile=False)
@@ -299,7 +297,7 @@ def test_runs_one_after_another_are_those_done_alone(deterministic, tmp_path):
 @pytest.mark.parametrize("compile", [False, True])
 def test_steps_that_take_turns_are_those_done_alone(deterministic, compile):
     """Conv6 has matrices so wide that libraries add up parts of them in scratch memory."""
-    from iterand.training.fused import FusedStep
+    from iterand.lab.training.fused import FusedStep
 
     def trained(turns):
         streams = [torch.cuda.Stream() for _ in turns]
@@ -341,7 +339,7 @@ def test_cut_of_the_users_own_loop_is_one_operation_and_compiles():
 
 @pytest.mark.parametrize("count", [10**6, 10**8])
 def test_large_selection(count):
-    from iterand.kernels import cuts
+    from iterand.backend.triton import cuts
 
     score = torch.randn(count, device="cuda")
     kept = torch.tensor(count // 3, device="cuda")

@@ -9,16 +9,14 @@ from torch.func import functional_call
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 from iterand import prune_
-from iterand.kernels import images as kernel_images
-from iterand.kernels import normalization
-from iterand.kernels.normalization import FusedNorm, normalize, statistics
-from iterand.kernels.pooling import FusedPool, is_two_by_two, pool
+from iterand.engine import fusion, normalization
+from iterand.engine import pooling as kernel_images
+from iterand.engine.fusion import fuse_
+from iterand.engine.normalization import FusedNorm, normalize, statistics
+from iterand.engine.pooling import FusedPool, is_two_by_two, pool
+from iterand.lab.networks.convolutional import conv6, vgg11
+from iterand.lab.networks.resnet import ResidualBlock, imagenet_resnet, resnet20
 from iterand.masking import skeleton
-from iterand.networks.conv6 import conv6
-from iterand.networks.resnet import imagenet_resnet, resnet20
-from iterand.networks.vgg import vgg11
-from iterand.training import fusion
-from iterand.training.fusion import fuse_
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -216,7 +214,7 @@ def test_biases_that_are_frozen_at_zero_are_left_out():
     prune_(network, 0.5, exclude="convolutions.2.*")
     bare = skeleton(network)
     bare.convolutions[2][0].bias.requires_grad_(False)  # not zero, and not by prune_
-    fuse_(bare)
+    fuse_(bare, ResidualBlock)
     without = [module.bias is None for module in bare.modules() if isinstance(module, nn.Conv2d)]
     assert without == [True, True, True, True, False, False]
 
@@ -239,7 +237,7 @@ def test_a_whole_network(name, monkeypatch):
     torch.manual_seed(0)
     network = NETWORKS[name]().to(DEVICE, memory_format=torch.channels_last)
     fused = copy.deepcopy(network)
-    fuse_(fused)
+    fuse_(fused, ResidualBlock)
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     assert sum(type(module) is FusedNorm for module in fused.modules()) == len(norms)
     pools = [module for module in fused.modules() if isinstance(module, nn.MaxPool2d)]

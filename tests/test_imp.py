@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from iterand.errors import RecipeError
-from iterand.training import recipe_file
-from iterand.training.folder import RunFolder
-from iterand.training.imp import IterativeMagnitudePruning, pruned_count, round_sparsity
-from iterand.training.recipe import Recipe
-from iterand.training.running import run
+from iterand.lab.training import recipe_file
+from iterand.lab.training.folder import RunFolder
+from iterand.lab.training.methods import IterativeMagnitudePruning, pruned_count, round_sparsity
+from iterand.lab.training.recipe import Recipe
+from iterand.lab.training.run import run
 
 CPU = torch.device("cpu")
 

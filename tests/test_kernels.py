@@ -4,20 +4,20 @@ import pytest
 import torch
 
 from iterand import distributions, philox, selection
-from iterand.data import Batch
-from iterand.networks import build_network
-from iterand.training import recipe_file
-from iterand.training.recipe import Recipe
-from iterand.training.session import Session
-from iterand.training.steps import EagerStep
+from iterand.lab.data import Batch
+from iterand.lab.networks import build_network
+from iterand.lab.training import recipe_file
+from iterand.lab.training.recipe import Recipe
+from iterand.lab.training.session import Session
+from iterand.lab.training.steps import EagerStep
 from kernel_cases import cases, shrink
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
-from iterand.kernels import cuts
-from iterand.kernels import selection as kernels
-from iterand.kernels.layers import pointers
-from iterand.kernels.masking import MaskedWeights, ScoreUpdate
-from iterand.kernels.randomization import Redraw, Regeneration
+from iterand.backend.triton import cuts
+from iterand.backend.triton import cuts as kernels
+from iterand.backend.triton.layers import pointers
+from iterand.backend.triton.masking import MaskedWeights, ScoreUpdate
+from iterand.backend.triton.redraw import Redraw, Regeneration
 
 # The interpreter computes with NumPy, which warns of infinities that a GPU computes with as well.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -319,7 +319,7 @@ def trained(settings, device, fused):
     session = Session(recipe, build_network(recipe.network.name, width_factor=0.125, classes=10, seed=0), 10, device)
     session.set_learning_rate(0.1)
     if fused:
-        from iterand.training.fused import FusedStep
+        from iterand.lab.training.fused import FusedStep
 
         step = FusedStep(session, compile=False, graph=False)
     else:
@@ -345,8 +345,8 @@ def test_fused_step_is_the_plain_one(settings):
 
 
 def test_runs_of_one_process_share_a_network_only_if_it_is_the_same():
-    from iterand.kernels.normalization import FusedNorm
-    from iterand.training.fused import _Network
+    from iterand.engine.normalization import FusedNorm
+    from iterand.lab.training.fused import _Network
 
     def network(*settings, compile=False):
         recipe = recipe_file.override(Recipe(name="x"), ["network.name=resnet20", *settings])

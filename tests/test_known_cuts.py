@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from iterand import masked_layers, randomization, randomize_
-from iterand.data import Batch
+from iterand.lab.data import Batch
+from iterand.lab.networks import build_network
+from iterand.lab.training import recipe_file
+from iterand.lab.training.recipe import Recipe
+from iterand.lab.training.session import Session
+from iterand.lab.training.steps import EagerStep
 from iterand.masking import set_sparsity_
-from iterand.networks import build_network
-from iterand.training import recipe_file
-from iterand.training.recipe import Recipe
-from iterand.training.session import Session
-from iterand.training.steps import EagerStep
 from kernel_cases import shrink
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
-from iterand.kernels import selection as kernels
+from iterand.backend.triton import cuts as kernels
 
 pytestmark = [
     # The interpreter computes with NumPy, which warns of infinities that a GPU computes with as well.
@@ -49,7 +49,7 @@ def session_of(*settings):
 
 
 def fused(session):
-    from iterand.training.fused import FusedStep
+    from iterand.lab.training.fused import FusedStep
 
     return FusedStep(session, compile=False, graph=False)
 

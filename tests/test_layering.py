@@ -12,19 +12,25 @@ import pytest
 import iterand
 
 PACKAGE = Path(__file__).parents[1] / "src" / "iterand"
-GROUND = {"errors", "checks", "files", "locking", "memory", "version"}
-CORE = (
-    "kernels philox distributions selection sparsity parametrization targets planning freezing attachment masking "
-    "randomization scheduling summarizing"
-)
+GROUND = {"errors", "checks", "files", "memory", "version"}
+CORE = "philox backend distributions selection parametrization surgery sparsity masking "
+CORE += "randomization scheduling summarizing"
 BELOW = {part: GROUND | set(CORE.split()[:n]) for n, part in enumerate(CORE.split())}
-BELOW |= dict.fromkeys(GROUND, GROUND) | {"networks": GROUND, "data": GROUND}
-BELOW["ticket"] = GROUND | set(CORE.split()) | {"networks"}
-BELOW["__init__"] = BELOW["ticket"] | {"ticket"}
-BELOW["training"] = BELOW["theory"] = set(BELOW)
-BELOW["experiments"] = BELOW["cli"] = set(BELOW)
-BELOW["benchmarks"] = BELOW["cli"] = set(BELOW)
-BELOW["cli"] = BELOW["__main__"] = set(BELOW)
+BELOW |= dict.fromkeys(GROUND, GROUND)
+LIBRARY = GROUND | set(CORE.split())
+BELOW["engine"] = LIBRARY
+BELOW["ticket"] = LIBRARY | {"lab.networks"}  # a ticket with a recipe is built without a model
+BELOW["inference"] = LIBRARY | {"ticket"}
+BELOW["__init__"] = LIBRARY | {"ticket", "inference"}
+BELOW["lab"] = set[str]()
+BELOW["lab.networks"] = BELOW["lab.data"] = GROUND | {"philox"}
+BELOW["lab.theory"] = LIBRARY | {"__init__"}
+BELOW["lab.training"] = LIBRARY | {"__init__", "engine", "ticket", "lab.networks", "lab.data"}
+BELOW["lab.experiments"] = BELOW["lab.training"] | {"lab.training"}
+BELOW["lab.report"] = BELOW["lab.experiments"] | {"lab.experiments"}
+BELOW["lab.benchmarks"] = BELOW["lab.report"] | {"lab.report"}
+BELOW["cli"] = set(BELOW)
+BELOW["__main__"] = {"cli"}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -40,13 +46,13 @@ def imports(path: Path) -> Iterator[str]:
 
 def part(name: str) -> str:
     """The part of the package that a full name lies in; a public name lies in ``__init__``."""
-    first = (*name.split("."), "")[1]
-    return first if first in BELOW else "__init__"
+    _, *names = name.split(".")
+    return next((".".join(names[:n]) for n in (2, 1) if ".".join(names[:n]) in BELOW), "__init__")
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_one_way(path):
-    here = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    here = part(".".join(("iterand", *path.relative_to(PACKAGE).with_suffix("").parts)))
     assert here in BELOW, f"say in this test what {here} may stand on"
     wanted = {part(name) for name in imports(path) if name.split(".")[0] == "iterand"}
     assert wanted <= BELOW[here] | {here}
@@ -80,24 +86,24 @@ for module in pkgutil.walk_packages(iterand.__path__, "iterand."):
         importlib.import_module(module.name)
         print(module.name)
 """
-FUSED = [f"iterand.training.{name}" for name in ("fused", "fusion", "trainable")]
+FUSED = ["iterand.engine", "iterand.lab.training.fused"]
 POSIX = "fcntl grp posix pty pwd resource syslog termios tty"
 LAB = "sklearn scipy PIL matplotlib jinja2 tensorboard pooch requests tomli_w"
 
 
 def test_only_the_fused_step_needs_triton():
     """There is none for macOS and Windows."""
-    assert "iterand.cli.main" in run(WITHOUT, "triton", "iterand.kernels", *FUSED, "iterand.__main__")
+    assert "iterand.cli.main" in run(WITHOUT, "triton", "iterand.backend.triton", *FUSED, "iterand.__main__")
 
 
 def test_nothing_needs_modules_that_windows_has_not():
-    assert "iterand.data.decoder_pool" in run(WITHOUT, POSIX, "iterand.__main__")
+    assert "iterand.lab.data.decoder_pool" in run(WITHOUT, POSIX, "iterand.__main__")
 
 
 def test_only_figures_pages_and_theory_need_the_lab():
-    exempt = [f"iterand.experiments.report.{name}" for name in ("drawing", "figures", "page", "svg")]
-    found = run(WITHOUT, f"{LAB} onnx onnxruntime onnxscript ray", *exempt, "iterand.theory", "iterand.__main__")
-    assert "iterand.training.running" in found
+    exempt = [f"iterand.lab.report.{name}" for name in ("figures",)]
+    found = run(WITHOUT, f"{LAB} onnx onnxruntime onnxscript ray", *exempt, "iterand.lab.theory", "iterand.__main__")
+    assert "iterand.lab.training.run" in found
 
 
 LOADED = """
@@ -105,7 +111,16 @@ import sys
 exec(sys.argv[1])
 print(*sys.modules)
 """
-HEAVY = {*LAB.split(), "triton", "typer", "click", "rich", "iterand.networks", "iterand.data", "iterand.training"}
+HEAVY = {
+    *LAB.split(),
+    "triton",
+    "typer",
+    "click",
+    "rich",
+    "iterand.lab.networks",
+    "iterand.lab.data",
+    "iterand.lab.training",
+}
 
 
 def test_the_library_loads_nothing_that_only_experiments_need():

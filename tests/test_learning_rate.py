@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from iterand.training.learning_rate import learning_rate
-from iterand.training.recipe import LearningRateRecipe
+from iterand.lab.training.loop import learning_rate
+from iterand.lab.training.recipe import LearningRateRecipe
 
 
 def rates(epochs, **settings):

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from iterand import locking
-from iterand.locking import locked
+from iterand import files
+from iterand.files import locked
 
 TAKEN = RuntimeError("taken")
 
@@ -30,7 +30,7 @@ def fake_msvcrt():
 @pytest.fixture(params=["here", "windows"], autouse=True)
 def platform(request, monkeypatch):
     if request.param == "windows":
-        monkeypatch.setattr(locking, "sys", SimpleNamespace(platform="win32"))
+        monkeypatch.setattr(files, "sys", SimpleNamespace(platform="win32"))
         monkeypatch.setitem(sys.modules, "msvcrt", fake_msvcrt())
         monkeypatch.setitem(sys.modules, "fcntl", None)
     return request.param
@@ -92,7 +92,7 @@ def test_a_file_that_its_holder_removes_meanwhile_is_no_lock(tmp_path, monkeypat
     """Between opening and locking it, another process may end and a third one begin."""
     if "win" in (platform[:3], sys.platform[:3]):
         pytest.skip("an open file cannot be removed there")
-    path, take, seen = tmp_path / "lock", locking._take, []
+    path, take, seen = tmp_path / "lock", files._take, []
 
     def late(file):
         if not seen:
@@ -102,7 +102,7 @@ def test_a_file_that_its_holder_removes_meanwhile_is_no_lock(tmp_path, monkeypat
             path.touch()
         seen.append(take(file))
 
-    monkeypatch.setattr(locking, "_take", late)
+    monkeypatch.setattr(files, "_take", late)
     with locked(path, TAKEN):
         monkeypatch.undo()
         with pytest.raises(RuntimeError, match="taken"), locked(path, TAKEN):

@@ -10,16 +10,16 @@ import torch
 
 import made_up_data
 from iterand import memory
-from iterand.data import archives, load_data
 from iterand.errors import NotEnoughMemoryError
-from iterand.experiments.library import find_recipe
-from iterand.experiments.task import Event, Task, do
-from iterand.networks import build_network, network_names, network_outline
-from iterand.training import checkpoint, fitting, recipe_file, steps
-from iterand.training.checkpoint import Checkpoint
-from iterand.training.fitting import fitting_network
-from iterand.training.loop import Silent
-from iterand.training.recipe import Recipe
+from iterand.lab.data import load_data, reading
+from iterand.lab.experiments.library import find_recipe
+from iterand.lab.experiments.local import Event, Task, do
+from iterand.lab.networks import build_network, network_names, network_outline
+from iterand.lab.training import network, recipe_file, steps
+from iterand.lab.training.folder import Checkpoint, read_checkpoint, write_checkpoint
+from iterand.lab.training.loop import Silent
+from iterand.lab.training.network import build_for_data
+from iterand.lab.training.recipe import Recipe
 
 CPU = torch.device("cpu")
 KIB = 1024
@@ -189,7 +189,7 @@ class TestNetworks:
         def build(**options):
             raise AssertionError(f"memory was taken for {options}")
 
-        monkeypatch.setattr(fitting, "build_network", build)
+        monkeypatch.setattr(network, "build_network", build)
 
     @pytest.mark.parametrize(
         ("setting", "words"),
@@ -221,10 +221,10 @@ class TestNetworks:
         data = load_data("digits", CPU)
         free(4 * weights * (numbers - 0.1))
         with pytest.raises(NotEnoughMemoryError):
-            fitting_network(recipe, data)
+            build_for_data(recipe, data)
         free(4 * weights * (numbers + 0.1))
         with pytest.raises(AssertionError, match="memory was taken"):
-            fitting_network(recipe, data)
+            build_for_data(recipe, data)
 
     def test_a_batch_that_is_too_large_is_refused(self, free):
         recipe = recipe_file.override(Recipe(), ["batch_size=1000"])
@@ -234,16 +234,16 @@ class TestNetworks:
         free(network + 1000 * 4 * inputs - 10_000)
         sentence = "training.batch_size is 1000; a step of digits_conv with it takes at least 8.22 MB of memory"
         with pytest.raises(NotEnoughMemoryError, match=sentence):
-            fitting_network(recipe, data)
-        fitting_network(recipe_file.override(recipe, ["precision=bfloat16"]), data)
-        fitting_network(recipe, data, ranks=2)
+            build_for_data(recipe, data)
+        build_for_data(recipe_file.override(recipe, ["precision=bfloat16"]), data)
+        build_for_data(recipe, data, ranks=2)
         free(network + 1000 * 4 * inputs + 10_000)
-        fitting_network(recipe, data)
+        build_for_data(recipe, data)
 
     def test_a_larger_batch_than_there_are_examples_takes_no_more_than_all(self, free):
         free(100_000_000)
         recipe = recipe_file.override(Recipe(), ["batch_size=2000000000", "drop_last=false"])
-        fitting_network(recipe, load_data("digits", CPU))
+        build_for_data(recipe, load_data("digits", CPU))
 
     def test_texts_are_as_long_as_the_longest(self, free, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -254,30 +254,30 @@ class TestNetworks:
         network = 11 * 4 * sum(p.numel() for p in outline.parameters())
         assert network > 5 * data.train.longest * 100 * 4
         free(network)
-        fitting_network(recipe, data)
+        build_for_data(recipe, data)
         data.train._lengths[0] = 1_000_000
         sentence = "training.batch_size is 5; a step of lstm with it takes at least 2 GB"
         with pytest.raises(NotEnoughMemoryError, match=sentence):
-            fitting_network(recipe, data)
+            build_for_data(recipe, data)
         with pytest.raises(NotEnoughMemoryError, match=r"network\.vocabulary_size is 2e\+09; training such a lstm"):
-            fitting_network(recipe_file.override(recipe, ["vocabulary_size=2000000000"]), data)
+            build_for_data(recipe_file.override(recipe, ["vocabulary_size=2000000000"]), data)
 
     def test_on_a_gpu_both_memories_count(self, monkeypatch, nothing_built):
         recipe, data, cuda = Recipe(), load_data("digits", CPU), torch.device("cuda")
         there = {"cpu": 100_000_000, "cuda": 100_000}
         monkeypatch.setattr(memory, "available", lambda device=None: there[device.type if device else "cpu"])
         with pytest.raises(NotEnoughMemoryError, match="but 100 kB are free on cuda"):
-            fitting_network(recipe, data, cuda)
+            build_for_data(recipe, data, cuda)
         there |= {"cpu": 100_000, "cuda": 100_000_000}
         with pytest.raises(NotEnoughMemoryError, match="but 100 kB are free; make"):
-            fitting_network(recipe, data, cuda)
+            build_for_data(recipe, data, cuda)
 
 
 class TestData:
     @pytest.fixture
     def small_portions(self, monkeypatch, free):
-        monkeypatch.setattr(archives, "PORTION", 1000)
-        monkeypatch.setattr("iterand.data.reviews.PORTION", 1000)
+        monkeypatch.setattr(reading, "PORTION", 1000)
+        monkeypatch.setattr("iterand.lab.data.imdb.PORTION", 1000)
         free(1500)
 
     @pytest.mark.parametrize("kind", ["folder", "tar"])
@@ -293,7 +293,7 @@ class TestData:
             with tarfile.open(path, "w:gz") as archive:
                 archive.add(folder / "small.txt", "small.txt")
                 archive.add(folder / "vast.txt", "vast.txt")
-        found = archives.members(path, ["*.txt"])
+        found = reading.members(path, ["*.txt"])
         assert next(found) == ("small.txt", b"x" * 900)
         with pytest.raises(NotEnoughMemoryError, match=rf"reading more of .*{path.name} takes at least 101 kB"):
             next(found)
@@ -312,12 +312,12 @@ class TestData:
 def test_a_checkpoint_is_written_and_read_only_if_there_is_memory(tmp_path, free):
     """The library beneath ends the process when it gets none."""
     state = Checkpoint({"weight": torch.zeros(1000)}, {})
-    checkpoint.write(tmp_path, state)
+    write_checkpoint(tmp_path, state)
     free(3999)
     with pytest.raises(NotEnoughMemoryError, match="writing the checkpoint takes at least 4 kB"):
-        checkpoint.write(tmp_path, state)
+        write_checkpoint(tmp_path, state)
     with pytest.raises(NotEnoughMemoryError, match=r"reading .*checkpoint.safetensors takes at least"):
-        checkpoint.read(tmp_path)
+        read_checkpoint(tmp_path)
 
 
 def test_memory_that_runs_out_in_a_step_is_one_sentence(cli, monkeypatch, tmp_path):
@@ -338,6 +338,6 @@ def test_memory_that_runs_out_in_any_command_is_one_sentence(cli, monkeypatch):
     def broken(*arguments, **options):
         raise MemoryError
 
-    monkeypatch.setattr("iterand.experiments.library.find_recipe", broken)
+    monkeypatch.setattr("iterand.lab.experiments.library.find_recipe", broken)
     sentence = "error: there is not enough memory on this machine; free some, or ask for less\n"
     assert cli("recipes", "digits") == (1, "", sentence)

@@ -6,9 +6,9 @@ from torch import nn
 from torch.nn import functional
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
-from iterand.kernels import convolution
-from iterand.kernels import images as kernel_images
-from iterand.kernels.convolution import NarrowConvolution, convolve, narrow_
+from iterand.engine import convolution
+from iterand.engine import pooling as kernel_images
+from iterand.engine.convolution import NarrowConvolution, convolve, narrow_
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

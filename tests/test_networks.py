@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from iterand.networks import build_network, kaiming_uniform_, network_names
+from iterand.lab.networks import build_network, kaiming_uniform_, network_names
 
 CIFAR = ("conv6", "resnet18_cifar", "resnet34_cifar", "resnet20", "vgg11")
 IMAGENET = ("resnet18_imagenet", "resnet34_imagenet", "resnet50_imagenet", "resnet101_imagenet", "wide_resnet50_2")

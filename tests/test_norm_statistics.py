@@ -6,16 +6,16 @@ import signal
 import pytest
 import torch
 
-from iterand.data import Batch, cifar10
-from iterand.networks import build_network
-from iterand.training import checkpoint, loop, recipe_file
-from iterand.training.folder import RunFolder
-from iterand.training.interrupt import Interrupted
-from iterand.training.norm_statistics import recompute_norms_
-from iterand.training.recipe import Recipe
-from iterand.training.running import run
-from iterand.training.session import Session
-from iterand.training.steps import EagerStep
+from iterand.lab.data import Batch, cifar10
+from iterand.lab.networks import build_network
+from iterand.lab.training import loop, recipe_file
+from iterand.lab.training.environment import Interrupted
+from iterand.lab.training.folder import RunFolder, read_checkpoint
+from iterand.lab.training.loop import recompute_norms_
+from iterand.lab.training.recipe import Recipe
+from iterand.lab.training.run import run
+from iterand.lab.training.session import Session
+from iterand.lab.training.steps import EagerStep
 from made_up_data import cifar_records, write_cifar_binary
 
 CPU = torch.device("cpu")
@@ -109,7 +109,7 @@ def test_a_run_differs_in_nothing_else(tmp_path, monkeypatch):
     for way in ("running", "recomputed"):
         recipe = recipe_file.override(Recipe(name="x"), [*settings, f"norm_statistics={way}"])
         records[way] = run(recipe, RunFolder(tmp_path / way), device=CPU, data_dir=tmp_path)
-        found[way] = checkpoint.read(tmp_path / way).tensors
+        found[way] = read_checkpoint(tmp_path / way).tensors
     assert records["running"]["metrics"][0] == records["recomputed"]["metrics"][0]
     running, recomputed = (records[way]["metrics"][1] for way in ("running", "recomputed"))
     assert running["train_loss"] == recomputed["train_loss"]

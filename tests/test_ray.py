@@ -18,17 +18,16 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from iterand.cli import reproduce as cli_reproduce
-from iterand.cli import runs_table
 from iterand.cli.main import app
 from iterand.errors import IterandError, MissingExtraError
-from iterand.experiments import cluster as engine
-from iterand.experiments import local
-from iterand.experiments.cluster import Cluster, connected
-from iterand.experiments.library import find_recipe
-from iterand.experiments.task import Event, Task
-from iterand.training import checkpoint, recipe_file
-from iterand.training.folder import default_path
-from iterand.training.interrupt import StopRequest
+from iterand.lab.experiments import cluster as engine
+from iterand.lab.experiments import local
+from iterand.lab.experiments.cluster import Cluster, connected
+from iterand.lab.experiments.library import find_recipe
+from iterand.lab.experiments.local import Event, Task
+from iterand.lab.training import recipe_file
+from iterand.lab.training.environment import StopRequest
+from iterand.lab.training.folder import default_path, read_checkpoint
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'iterand[ray]'")
 
@@ -317,7 +316,7 @@ def test_ctrl_c_leaves_what_is_finished_and_saves_the_rest(tmp_path):
     done = [json.loads((path / "record.json").read_text()) for path in folders if (path / "record.json").exists()]
     assert 1 <= len(done) < 20
     assert all(len(record["metrics"]) == 40 for record in done)
-    saved = [checkpoint.read(path) for path in folders if not (path / "record.json").exists()]
+    saved = [read_checkpoint(path) for path in folders if not (path / "record.json").exists()]
     places = [(one.state["epoch"], one.state["step"]) for one in saved if one is not None]
     assert any(place > (1, 0) for place in places), places  # not only the checkpoint that every run writes early
     while processes_with(marker):
@@ -335,11 +334,11 @@ def shown(table):
 
 def test_the_live_table(tmp_path, monkeypatch):
     screen = Console(file=io.StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr(runs_table, "err", screen)
+    monkeypatch.setattr(cli_reproduce, "err", screen)
     tasks = [task(f"seed {seed}", tmp_path, f"seed={seed}") for seed in range(14)]
     tasks.append(replace(tasks[0], label="other/seed 0"))
     head = ["pending", "running", "done", "failed"]
-    with runs_table.watching(tasks) as table:
+    with cli_reproduce.watching(tasks) as table:
         assert shown(table) == [head, ["digits", "14", "0", "0", "0"], ["other", "1", "0", "0", "0"]]
         for one in tasks[:13]:
             table(Event("started", one, {"host": "node7", "pid": 1}))
@@ -365,16 +364,16 @@ def test_the_live_table(tmp_path, monkeypatch):
 
 def test_lines_where_there_is_no_terminal(tmp_path, monkeypatch):
     screen = Console(file=io.StringIO(), width=40)
-    monkeypatch.setattr(runs_table, "err", screen)
-    monkeypatch.setattr(runs_table, "_SECONDS_A_LINE", math.inf)
+    monkeypatch.setattr(cli_reproduce, "err", screen)
+    monkeypatch.setattr(cli_reproduce, "_SECONDS_A_LINE", math.inf)
     first, second = (task(f"seed {seed}", tmp_path, f"seed={seed}") for seed in range(2))
-    with runs_table.watching([first, second]) as table:
+    with cli_reproduce.watching([first, second]) as table:
         table(Event("started", first, {}))
         table(Event("progress", first, {"done": 1, "total": 2, "loss": 0.5}))
         assert screen.file.getvalue() == ""
-        monkeypatch.setattr(runs_table, "_SECONDS_A_LINE", -1.0)
+        monkeypatch.setattr(cli_reproduce, "_SECONDS_A_LINE", -1.0)
         table(Event("progress", first, {"done": 2, "total": 2, "loss": 0.5}))
-        monkeypatch.setattr(runs_table, "_SECONDS_A_LINE", math.inf)
+        monkeypatch.setattr(cli_reproduce, "_SECONDS_A_LINE", math.inf)
         table(Event("done", first, {"result": {"test_accuracy": 50.0}}))
         table(Event("failed", second, {"error": "no [luck]"}))
     assert screen.file.getvalue().splitlines() == [

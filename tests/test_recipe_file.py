@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iterand.errors import RecipeError
-from iterand.experiments.library import find_recipe, recipe_names
-from iterand.training import recipe_file
-from iterand.training.recipe import METHODS, MethodRecipe, Recipe, TrainingRecipe, recipe_keys
+from iterand.lab.experiments.library import find_recipe, recipe_names
+from iterand.lab.training import recipe_file
+from iterand.lab.training.recipe import METHODS, MethodRecipe, Recipe, TrainingRecipe, recipe_keys
 
 names = st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)
 methods = st.builds(

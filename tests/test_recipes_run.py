@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 
 import iterand
-from iterand.data.imdb import locate
-from iterand.data.location import data_folder
-from iterand.experiments.library import find_recipe, recipe_names
-from iterand.experiments.scale import tiny
-from iterand.training import recipe_file
-from iterand.training.folder import RunFolder
-from iterand.training.running import evaluate_run, run
+from iterand.lab.data.dataset import data_folder
+from iterand.lab.data.imdb import locate
+from iterand.lab.experiments.catalog import tiny
+from iterand.lab.experiments.library import find_recipe, recipe_names
+from iterand.lab.training import recipe_file
+from iterand.lab.training.folder import RunFolder
+from iterand.lab.training.run import evaluate_run, run
 
 CPU = torch.device("cpu")
 

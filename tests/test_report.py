@@ -10,17 +10,13 @@ from dataclasses import replace
 import pytest
 
 from iterand.errors import IterandError
-from iterand.experiments.experiment import Cell, Experiment, PaperNumber
-from iterand.experiments.report import assembly, settings
-from iterand.experiments.report.as_json import as_json
-from iterand.experiments.report.assembly import read_report
-from iterand.experiments.report.markdown import as_markdown
-from iterand.experiments.report.matching import identity
-from iterand.experiments.report.page import as_html
-from iterand.experiments.report.records import read_records
-from iterand.experiments.report.statistics import Summary, compare, summarize
-from iterand.training import recipe_file
-from iterand.training.recipe import Recipe, recipe_keys
+from iterand.lab.experiments.experiment import Cell, Experiment, PaperNumber
+from iterand.lab.report import assembly, formats
+from iterand.lab.report.assembly import identity, read_records, read_report
+from iterand.lab.report.formats import as_html, as_json, as_markdown
+from iterand.lab.report.formatting import Summary, compare, summarize
+from iterand.lab.training import recipe_file
+from iterand.lab.training.recipe import Recipe, recipe_keys
 from reporting import as_record, install, recipe, tiny, widths, write, write_runs
 
 OTHER_VALUES = {
@@ -303,7 +299,7 @@ class TestDryRuns:
 
 def test_settings_are_split_into_the_base_and_a_cells_own():
     cells = widths().cells
-    base = settings.common(cells)
+    base = formats.common_settings(cells)
     assert base["network.name"] == "conv6"
     assert not {"network.width_factor", "method.name", "seed", "name"} & set(base)
-    assert settings.own(cells[0].recipe, base) == {"network.width_factor": "0.5", "method.name": "iterand"}
+    assert formats.own_settings(cells[0].recipe, base) == {"network.width_factor": "0.5", "method.name": "iterand"}

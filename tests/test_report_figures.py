@@ -6,14 +6,13 @@ from dataclasses import replace
 import pytest
 from matplotlib.figure import Figure
 
-from iterand.experiments.catalog import experiment_names, find_experiment
-from iterand.experiments.experiment import Cell, PaperNumber
-from iterand.experiments.report import drawing
-from iterand.experiments.report.assembly import read_report
-from iterand.experiments.report.figures import draw
-from iterand.experiments.report.layout import panels, positions
-from iterand.experiments.report.page import as_html
-from iterand.experiments.report.svg import Styles
+from iterand.lab.experiments.catalog import experiment_names, find_experiment
+from iterand.lab.experiments.experiment import Cell, PaperNumber
+from iterand.lab.report import figures
+from iterand.lab.report.assembly import read_report
+from iterand.lab.report.figures import draw
+from iterand.lab.report.formats import as_html
+from iterand.lab.report.layout import Styles, panels, positions
 from reporting import install, recipe, widths, write_runs
 
 
@@ -81,7 +80,7 @@ class TestDrawing:
     def test_curves(self, tmp_path, monkeypatch, axes):
         outcome = outcome_of(tmp_path, monkeypatch, widths(), (87.0, 88.0), (90.0,), (), (92.0,))
         (panel,) = panels(outcome, "width")
-        drawing.curves(axes, panel, Styles(), "width", "accuracy")
+        figures.curves(axes, panel, Styles(), "width", "accuracy")
         assert lines(axes) == [
             ([0.5, 1.0], [88.0, 90.0], True),  # the paper's IteRand
             ([0.5, 1.0], [87.5, 90.0], False),
@@ -99,7 +98,7 @@ class TestDrawing:
         cells = tuple(Cell("", recipe(sparsity=p), (("sparsity", p),)) for p in places)
         experiment = replace(widths(), cells=cells, across="sparsity")
         (panel,) = panels(outcome_of(tmp_path, monkeypatch, experiment, (50.0,)), "sparsity")
-        drawing.curves(axes, panel, Styles(), "sparsity", "accuracy")
+        figures.curves(axes, panel, Styles(), "sparsity", "accuracy")
         names = [label.get_text() for label in axes.get_xticklabels()]
         assert names == ["0.1", "0.3", "0.5", "0.7", "0.9", "", "0.99"]
         assert list(axes.get_xticks()) == list(places)
@@ -108,7 +107,7 @@ class TestDrawing:
         experiment = replace(widths(), plot="bars", across="width")
         outcome = outcome_of(tmp_path, monkeypatch, experiment, (87.0, 88.0), (90.0,), (), (92.0,))
         (panel,) = panels(outcome, "width")
-        drawing.dots(axes, panel, Styles(), "width", "accuracy")
+        figures.dots(axes, panel, Styles(), "width", "accuracy")
         assert [label.get_text() for label in axes.get_yticklabels()] == ["0.5", "1"]
         drawn = sorted((line.get_xdata()[0], round(line.get_ydata()[0])) for line in axes.get_lines())
         assert drawn == [(87.5, 0), (88.0, 0), (89.0, 0), (90.0, 1), (90.0, 1), (91.0, 1), (92.0, 1)]
@@ -122,7 +121,7 @@ class TestDrawing:
         experiment = replace(widths(), cells=cells, plot="heat map", across="period")
         outcome = outcome_of(tmp_path, monkeypatch, experiment, (91.0,), (92.0,), (93.0,))
         (panel,) = panels(outcome, "period", "rate")
-        drawing.heat_map(axes, panel, "period", "rate")
+        figures.heat_map(axes, panel, "period", "rate")
         words = {(text.xy, text.get_text()) for text in axes.texts}
         assert words == {
             ((1, 0), "91.00"), ((1, 0), "(110.00)"), ((0, 0), "92.00"), ((0, 0), "(81.00)"),
@@ -137,14 +136,14 @@ class TestDrawing:
         experiment = replace(widths(), cells=cells, plot="parameters")
         outcome = outcome_of(tmp_path, monkeypatch, experiment, (69.0,), (76.0,))
         (panel,) = panels(outcome, "network")
-        drawing.sizes(axes, panel, Styles(), "accuracy")
+        figures.sizes(axes, panel, Styles(), "accuracy")
         assert lines(axes) == [([1.0, 6.38], [75.0, 70.0], True), ([1.0, 6.38], [76.0, 69.0], False)]
         assert {(text.get_text(), text.xy) for text in axes.texts} == {("A", (6.38, 70.0)), ("B", (1.0, 76.0))}
 
     def test_training_curves_are_means_with_a_band(self, tmp_path, monkeypatch, axes):
         experiment = replace(widths(), cells=widths().cells[:1], plot="training", across="")
         (panel,) = panels(outcome_of(tmp_path, monkeypatch, experiment, (90.0, 92.0)))
-        drawing.training(axes, panel, Styles(), "validation_accuracy", "accuracy")
+        figures.training(axes, panel, Styles(), "validation_accuracy", "accuracy")
         # Epoch by epoch 86, 88, 90 and 88, 90, 92, whose deviation is √2.
         assert lines(axes) == [([1, 2, 3], [87.0, 89.0, 91.0], False)]
         (band,) = axes.collections

@@ -10,12 +10,10 @@ import typer
 from typer.testing import CliRunner
 
 from iterand.cli.report import report as report_command
-from iterand.experiments.experiment import Cell, Experiment, PaperNumber
-from iterand.experiments.report import formatting
-from iterand.experiments.report.as_json import as_json
-from iterand.experiments.report.assembly import read_report
-from iterand.experiments.report.markdown import as_markdown
-from iterand.experiments.report.page import as_html
+from iterand.lab.experiments.experiment import Cell, Experiment, PaperNumber
+from iterand.lab.report import formatting
+from iterand.lab.report.assembly import read_report
+from iterand.lab.report.formats import as_html, as_json, as_markdown
 from reporting import as_record, install, recipe, tiny, widths, write, write_runs
 
 

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from browser import CHROMIUM, Browser
-from iterand.experiments.experiment import Cell, Experiment, PaperNumber
-from iterand.experiments.report.assembly import read_report
-from iterand.experiments.report.page import as_html
+from iterand.lab.experiments.experiment import Cell, Experiment, PaperNumber
+from iterand.lab.report.assembly import read_report
+from iterand.lab.report.formats import as_html
 from reporting import as_record, install, recipe, tiny, widths, write, write_runs
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found; apt-get install chromium")

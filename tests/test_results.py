@@ -8,11 +8,11 @@ from statistics import mean, stdev
 import pytest
 import torch
 
-from iterand.experiments.paper.sparsities import OPENLTH
-from iterand.experiments.report.assembly import read_report
+from iterand.lab.experiments.paper import OPENLTH
+from iterand.lab.report.assembly import read_report
+from iterand.lab.training import recipe_file
+from iterand.lab.training.folder import default_path
 from iterand.ticket import load_ticket, read_ticket
-from iterand.training import recipe_file
-from iterand.training.folder import default_path
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"

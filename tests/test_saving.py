@@ -2,7 +2,7 @@
 
 import pytest
 
-from iterand.training import loop
+from iterand.lab.training import loop
 
 
 @pytest.mark.parametrize(("took", "pause"), [(0.0, 10.0), (0.5, 10.0), (4.0, 80.0)])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from iterand.experiments.library import find_recipe
+from iterand.lab.experiments.library import find_recipe
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,15 +12,14 @@ from typer.testing import CliRunner
 
 from iterand.cli import reproduce
 from iterand.cli.main import app
-from iterand.experiments import local, sweep
-from iterand.experiments import task as task_module
-from iterand.experiments.catalog import experiment_names, find_experiment
-from iterand.experiments.library import find_recipe
-from iterand.experiments.local import run_tasks
-from iterand.experiments.sweep import Sweep, distinct_runs, only
-from iterand.experiments.task import Event, Task, UnforeseenError, do
-from iterand.training import recipe_file
-from iterand.training.recipe import Recipe
+from iterand.lab.experiments import local, sweep
+from iterand.lab.experiments import local as task_module
+from iterand.lab.experiments.catalog import experiment_names, find_experiment
+from iterand.lab.experiments.library import find_recipe
+from iterand.lab.experiments.local import Event, Task, UnforeseenError, do, run_tasks
+from iterand.lab.experiments.sweep import Sweep, distinct_runs, only
+from iterand.lab.training import recipe_file
+from iterand.lab.training.recipe import Recipe
 
 
 def record(task, accuracy):

@@ -9,13 +9,21 @@ from torch import nn
 
 import iterand
 from iterand import philox
-from iterand.theory import certify, exact
-from iterand.theory.construct import build, build_draws, construct
-from iterand.theory.exact import Tolerance
-from iterand.theory.search import uniform
-from iterand.theory.simulate import estimate
-from iterand.theory.target import accuracy, digits, matrices, normalize_, trained_target
-from iterand.theory.trials import Experiment, digits_experiment, error_rows
+from iterand.lab.theory import exact
+from iterand.lab.theory.construct import Experiment, build, build_draws, construct, digits_experiment, error_rows
+from iterand.lab.theory.exact import Tolerance
+from iterand.lab.theory.simulate import estimate, uniform
+from iterand.lab.theory.target import (
+    accuracy,
+    certify,
+    digits,
+    matrices,
+    measured_error,
+    normalize_,
+    proven_error,
+    trained_target,
+    unprotected,
+)
 from iterand.ticket import load_ticket, save_ticket
 
 
@@ -47,7 +55,7 @@ class TestConstruct:
             made = construct(target, epsilon=0.4, delta=1e-3, seed=seed)
             assert made.held
             assert [w.shape[0] for w in effective(made.model)[::2]] == [2 * width for width in widths[:-1]]
-            found = certify.certify(target, made.model, points=256)
+            found = certify(target, made.model, points=256)
             assert 0 < found.measured <= found.proven <= 0.4
 
     def test_small_rounds_make_it_wider_instead(self):
@@ -57,7 +65,7 @@ class TestConstruct:
         (hidden,) = exact.repaired_widths(0.8, 0.01, [2, 2], rounds=40)
         assert effective(made.model)[0].shape == (hidden, 2)
         assert hidden > 4
-        assert certify.certify(target, made.model, points=256).proven <= 0.8
+        assert certify(target, made.model, points=256).proven <= 0.8
 
     @pytest.mark.parametrize("copies", [1, 3])
     def test_masks_and_draws_of_the_proof(self, copies):
@@ -124,7 +132,7 @@ class TestConstruct:
         target = network(3, 2)
         made = build(matrices(target), [Tolerance(0.01, 0.01)], 8, [1], seed=0)
         assert not made.held
-        found = certify.certify(target, made.model, points=256)
+        found = certify(target, made.model, points=256)
         assert 0.01 < found.measured <= found.proven
 
     def test_more_draws_bring_it_nearer(self):
@@ -139,13 +147,13 @@ class TestCertificate:
         wanted = [torch.tensor([[0.6]]).double()]
         given = [torch.tensor([[0.9], [-0.8]]).double(), torch.tensor([[0.7, -0.5]]).double()]
         truth = max(abs(0.6 - 0.63), abs(0.6 - 0.4))
-        assert certify.measured_error(wanted, given, 8) == pytest.approx(truth)
-        assert certify.proven_error(wanted, given) == pytest.approx(truth)
+        assert measured_error(wanted, given, 8) == pytest.approx(truth)
+        assert proven_error(wanted, given) == pytest.approx(truth)
 
     def test_nothing_on_a_fine_grid_exceeds_the_proven_error(self):
         target = network(2, 3, 2, seed=3)
         made = build(matrices(target), [Tolerance(0.3, 0.3)] * 2, 20, [1, 1], seed=1)
-        found = certify.certify(target, made.model, points=64)
+        found = certify(target, made.model, points=64)
         axis = torch.linspace(-1, 1, 201)
         grid = torch.cartesian_prod(axis, axis)
         with torch.no_grad():
@@ -163,24 +171,24 @@ class TestCertificate:
             u, v = torch.eye(n).double() * (1 - tolerance.u), weight - tolerance.v
             wanted.append(weight)
             given += [torch.cat([u, -u]), torch.cat([v, -v], dim=1)]
-        measured, proven = certify.measured_error(wanted, given, 64), certify.proven_error(wanted, given)
+        measured, proven = measured_error(wanted, given, 64), proven_error(wanted, given)
         assert 0.8 * epsilon < measured <= proven <= epsilon
 
     def test_climbing_finds_the_worst_corner(self):
         wanted = [torch.full((1, 20), 0.1).double()]
         given = [torch.cat([torch.eye(20), -torch.eye(20)]).double(), torch.zeros(1, 40).double()]
-        assert certify.measured_error(wanted, given, 4) == pytest.approx(2.0)
+        assert measured_error(wanted, given, 4) == pytest.approx(2.0)
 
     def test_other_networks_are_refused(self):
         with pytest.raises(ValueError, match="looks at several inputs"):
-            certify.proven_error([torch.eye(2).double()], [torch.ones(4, 2).double(), torch.ones(2, 4).double()])
+            proven_error([torch.eye(2).double()], [torch.ones(4, 2).double(), torch.ones(2, 4).double()])
 
     def test_unprotected(self):
         target = nn.Sequential(nn.Linear(2, 2, bias=False))
         with torch.no_grad():
             target[0].weight.copy_(torch.eye(2))
         images = torch.tensor([[0.5, 0.0], [0.1, 0.0], [0.0, 0.3], [0.2, 0.2]])
-        assert certify.unprotected(target, images, 0.2) == 0.5  # gaps .5, .1, .3, 0 against √2 · .2 = .28
+        assert unprotected(target, images, 0.2) == 0.5  # gaps .5, .1, .3, 0 against √2 · .2 = .28
 
     @pytest.mark.parametrize("repaired", [False, True])
     def test_the_paper_forgets_the_norm_of_the_input(self, repaired):
@@ -195,7 +203,7 @@ class TestCertificate:
         u, v = 1 - tolerance.u, 1 - tolerance.v
         first = [torch.cat([torch.eye(inputs), -torch.eye(inputs)]).double(), torch.cat([wanted[0], -wanted[0]], 1)]
         second = [torch.tensor([[u], [-u]], dtype=torch.float64), torch.tensor([[v, -v]], dtype=torch.float64)]
-        error = certify.measured_error(wanted, first + second, 16)
+        error = measured_error(wanted, first + second, 16)
         assert error == pytest.approx(10 * (1 - u * v))
         assert (error <= epsilon) == repaired
         if not repaired:
@@ -238,9 +246,9 @@ class TestDigits:
         save_ticket(made.model, tmp_path / "construction.ticket")
         plain = load_ticket(tmp_path / "construction.ticket", plain_network(64, 128, 12, 24, 10))
         assert torch.equal(plain(data[1].inputs), made.model(data[1].inputs))
-        found = certify.certify(target, plain)
-        assert found == certify.certify(target, made.model)
-        share = certify.unprotected(target, data[1].inputs, found.proven)
+        found = certify(target, plain)
+        assert found == certify(target, made.model)
+        share = unprotected(target, data[1].inputs, found.proven)
         assert abs(accuracy(plain, data[1]) - accuracy(target, data[1])) <= share
 
 
@@ -330,6 +338,6 @@ def test_progress_counts_the_draws():
     ],
 )
 def test_what_would_take_for_ever_is_refused_at_once(monkeypatch, call, message):
-    monkeypatch.setattr("iterand.theory.trials.trained_target", lambda *arguments: pytest.fail("began to train"))
+    monkeypatch.setattr("iterand.lab.theory.construct.trained_target", lambda *arguments: pytest.fail("began to train"))
     with pytest.raises(ValueError, match=message):
         call()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import iterand
-from iterand.networks import build_network
+from iterand.lab.networks import build_network
 from iterand.ticket import inspect
 from ticket_models import mixed, searched
 

@@ -7,13 +7,13 @@ from torch import nn
 
 import iterand
 from iterand.errors import IterandError, MissingExtraError
-from iterand.networks import build_network
+from iterand.lab.networks import build_network
 from ticket_models import searched
 
 onnx = pytest.importorskip("onnx", reason="ONNX export is an extra: pip install 'iterand[onnx]'")
 onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX export is an extra: pip install 'iterand[onnx]'")
 
-from iterand.ticket import onnx as exporter  # noqa: E402
+from iterand.inference import onnx as exporter  # noqa: E402
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 NETWORK = {"name": "resnet20", "width_factor": 0.5}

@@ -19,7 +19,7 @@ from torch import nn
 import iterand
 from iterand import memory
 from iterand.errors import NotEnoughMemoryError, TicketError
-from iterand.networks import build_network
+from iterand.lab.networks import build_network
 from iterand.ticket import codec, format, read, save
 from ticket_models import Mixed, mixed, searched
 

@@ -11,17 +11,15 @@ import torch
 import iterand
 from crashing import StopAfter, outcome
 from iterand import memory
-from iterand.data import load_data
 from iterand.errors import CheckpointError, IterandError
-from iterand.training import checkpoint, environment, loop, recipe_file
-from iterand.training.environment import computing
-from iterand.training.execution import compiling_pays
-from iterand.training.folder import RunFolder, default_path
-from iterand.training.methods import prepare
-from iterand.training.outputs import loss_of, training_loss_of
-from iterand.training.recipe import Recipe, TrainingRecipe, recipe_keys
-from iterand.training.running import _session, evaluate_run, run
-from iterand.training.steps import EagerStep, evaluate
+from iterand.lab.data import load_data
+from iterand.lab.training import environment, loop, recipe_file
+from iterand.lab.training.environment import compute_settings
+from iterand.lab.training.folder import RunFolder, default_path, read_checkpoint, write_checkpoint
+from iterand.lab.training.methods import prepare
+from iterand.lab.training.recipe import Recipe, TrainingRecipe, recipe_keys
+from iterand.lab.training.run import _session, evaluate_run, run
+from iterand.lab.training.steps import EagerStep, compiling_pays, evaluate, loss, training_loss
 
 CPU = torch.device("cpu")
 
@@ -112,7 +110,7 @@ def test_a_record_that_was_written_while_the_folder_was_locked_is_found(tmp_path
         (path / "record.json").write_text(json.dumps(record))
         yield
 
-    monkeypatch.setattr("iterand.training.folder._locked", locked)
+    monkeypatch.setattr("iterand.lab.training.folder._locked", locked)
     assert run(small("epochs=1"), RunFolder(tmp_path / "run"), device=CPU, observer=StopAfter(1)) == record
 
 
@@ -181,7 +179,7 @@ def test_a_checkpoint_of_other_settings_is_refused_with_the_difference(tmp_path)
     other = small("period=9")
     session = _session(other, load_data("digits", CPU), CPU)
     with pytest.raises(CheckpointError, match=r"method\.period is 9 here and 2 there"):
-        session.restore(checkpoint.read(tmp_path))
+        session.restore(read_checkpoint(tmp_path))
 
 
 def test_two_runs_in_one_folder_are_refused(tmp_path):
@@ -196,7 +194,7 @@ def test_two_runs_in_one_folder_are_refused(tmp_path):
 
 def test_checkpoints_hold_no_masked_weights(tmp_path):
     run(small(), RunFolder(tmp_path), device=CPU)
-    names = checkpoint.read(tmp_path).tensors
+    names = read_checkpoint(tmp_path).tensors
     assert not [name for name in names if name.endswith("original")]
     assert [name for name in names if name.endswith("score")]
 
@@ -276,18 +274,18 @@ def test_data_order_is_a_new_permutation_each_epoch():
 
 def test_a_run_whose_last_checkpoint_cannot_be_written_is_not_complete(tmp_path, monkeypatch):
     recipe = recipe_file.override(Recipe(name="x"), ["epochs=2", "network.width_factor=0.25"])
-    write = checkpoint.write
+    write = write_checkpoint
 
     def full(folder, state):
         if state.state["epoch"] == 2:
             raise CheckpointError("disk full")
         write(folder, state)
 
-    monkeypatch.setattr(checkpoint, "write", full)
+    monkeypatch.setattr("iterand.lab.training.folder.write_checkpoint", full)
     with pytest.raises(CheckpointError, match="disk full"):
         run(recipe, RunFolder(tmp_path), device=CPU)
     assert not (tmp_path / "record.json").exists()
-    monkeypatch.setattr(checkpoint, "write", write)
+    monkeypatch.setattr("iterand.lab.training.folder.write_checkpoint", write)
     assert run(recipe, RunFolder(tmp_path), device=CPU)["metrics"][-1]["epoch"] == 2
 
 
@@ -295,19 +293,19 @@ def test_a_smoothed_label_gives_a_share_to_all_classes_alike():
     outputs, labels = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.0, 3.0]]), torch.tensor([0, 1])
     logs = outputs.double().log_softmax(1)
     wanted = [-0.7 * logs[row, label] - 0.3 * logs[row].mean() for row, label in enumerate(labels)]
-    assert loss_of(outputs, labels, 0.3).item() == pytest.approx(sum(wanted).item() / 2, rel=1e-5)
+    assert loss(outputs, labels, 0.3).item() == pytest.approx(sum(wanted).item() / 2, rel=1e-5)
     one = torch.tensor([[2.0], [-0.5]])  # stands for the classes 0 and 1
     two = torch.cat([torch.zeros_like(one), one], 1)
-    assert loss_of(one, labels, 0.3).item() == pytest.approx(loss_of(two, labels, 0.3).item(), rel=1e-5)
-    assert loss_of(one, labels).item() == pytest.approx(loss_of(two, labels).item(), rel=1e-5)
+    assert loss(one, labels, 0.3).item() == pytest.approx(loss(two, labels, 0.3).item(), rel=1e-5)
+    assert loss(one, labels).item() == pytest.approx(loss(two, labels).item(), rel=1e-5)
 
 
 def test_outputs_are_divided_by_the_temperature_before_the_loss():
     several, labels = torch.tensor([[2.0, 0.5, -1.0], [0.0, 1.0, 3.0]]), torch.tensor([0, 1])
     for outputs in (several, several[:, :1]):  # one output stands for two classes
-        hot = training_loss_of(outputs, labels, TrainingRecipe(temperature=0.25, label_smoothing=0.3))
-        assert torch.equal(hot, loss_of(4 * outputs, labels, 0.3))
-        assert torch.equal(training_loss_of(outputs, labels, TrainingRecipe()), loss_of(outputs, labels))
+        hot = training_loss(outputs, labels, TrainingRecipe(temperature=0.25, label_smoothing=0.3))
+        assert torch.equal(hot, loss(4 * outputs, labels, 0.3))
+        assert torch.equal(training_loss(outputs, labels, TrainingRecipe()), loss(outputs, labels))
 
 
 def test_the_temperature_of_a_recipe_is_that_of_its_training_alone(tmp_path):
@@ -383,10 +381,10 @@ def test_a_run_computes_without_the_numbers_that_slow_a_cpu_down():
 
     before = torch.get_num_threads()
     assert not is_flushed()
-    with computing(1):
+    with compute_settings(1):
         assert is_flushed()
         assert torch.get_num_threads() == 1
-        with computing(0):
+        with compute_settings(0):
             assert is_flushed()
         assert is_flushed()
     assert not is_flushed()
@@ -397,7 +395,7 @@ def test_numpy_finds_its_limits_before_they_seem_to_be_zero(monkeypatch):
     done = []
     monkeypatch.setattr(np, "finfo", done.append)
     monkeypatch.setattr(torch, "set_flush_denormal", done.append)
-    with computing(0):
+    with compute_settings(0):
         assert done == [np.float32, np.float64, True]
 
 

@@ -28,7 +28,7 @@ def is_text(value: str) -> bool:
     return True
 
 
-def whole(name: str, value: Any, rule: str, *, low: int, high: int | None = None) -> int:
+def check_int(name: str, value: Any, rule: str, *, low: int, high: int | None = None) -> int:
     """The value as an int, if it is a whole number of at least ``low`` and, where given, below ``high``."""
     number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not number or value < low or (high is not None and value >= high):
@@ -36,7 +36,7 @@ def whole(name: str, value: Any, rule: str, *, low: int, high: int | None = None
     return int(value)
 
 
-def share(name: str, value: Any, rule: str) -> float:
+def check_fraction(name: str, value: Any, rule: str) -> float:
     """The value as a float, if it is a number from 0 to 1."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not number or not 0 <= value <= 1:

@@ -33,7 +33,7 @@ class Distribution:
     support: tuple[int, ...] | None = None
     """All levels there are, where they are few: a ticket then names the level instead of the draw."""
     kind: int | None = None
-    """What ``iterand.kernels.philox`` calls this way from bits to levels; none if it does not know it."""
+    """What ``iterand.backend.triton.redraw`` calls this way from bits to levels; none if it does not know it."""
 
     def values(self, words: Words, fan_in: int) -> Tensor:
         """Float32 weights for these words."""

@@ -9,11 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from iterand import attachment, distributions, freezing, philox, planning, selection, targets
+from iterand import distributions, philox, selection, surgery
 from iterand import sparsity as sparsities
-from iterand.checks import share
-from iterand.parametrization import GlobalRanking, LayerRanking, Mask, Ranking, Settings, calculate_masks, match_layout
-from iterand.targets import Owner
+from iterand.checks import check_fraction
+from iterand.parametrization import (
+    GlobalRanking,
+    LayerRanking,
+    MaskedParametrization,
+    Ranking,
+    Settings,
+    calculate_masks,
+    match_layout,
+)
+from iterand.sparsity import mapped_sparsities, own_sparsities, refuse_beside_mapping, refuse_empty
+from iterand.surgery import Owner
 
 Model = TypeVar("Model", bound=nn.Module)
 _Value = TypeVar("_Value")
@@ -85,13 +94,13 @@ def prune_(
         raise ValueError("model was traced or scripted, so it is made from another module; prune_ that one")
     seed = philox.check_seed(seed)
     if isinstance(sparsity, Mapping):
-        planning.refuse_beside_mapping(ranking, allocation, floor)
+        refuse_beside_mapping(ranking, allocation, floor)
         sparsity = _as_mapping("sparsity", sparsity)
     else:
         sparsity = selection.check_sparsity(sparsity)
     if allocation != "uniform" and ranking == "global":
         raise ValueError(f"allocation is {allocation!r}, which needs ranking='layer'; set that, or leave it out")
-    floor = share("floor", floor, "the share of its weights that a layer keeps")
+    floor = check_fraction("floor", floor, "the share of its weights that a layer keeps")
     if floor and ranking != "global":
         raise ValueError(f"floor is {floor!r}, which only counts with ranking='global'; set that, or leave floor out")
     for distribution in (weights, scores):
@@ -105,14 +114,14 @@ def prune_(
     overrides = {} if overrides is None else _as_mapping("overrides", overrides)
     left_out = _as_list("exclude", exclude)
     usual = ("weight", "shift") if norms == "shifted" else ("weight",)
-    if norms == "shifted" and not any(owner.kind == "shift" for owner in targets.owners(root)):
+    if norms == "shifted" and not any(owner.kind == "shift" for owner in surgery.owners(root)):
         raise ValueError(f"norms is 'shifted', but {type(root).__name__} has no norm that adds anything; leave it out")
     only = None if include is None else _as_list("include", include)
-    chosen = targets.choose(root, only, left_out, list(overrides), usual)
-    alone = planning.own_sparsities(chosen, overrides, "overrides")
+    chosen = surgery.choose(root, only, left_out, list(overrides), usual)
+    alone = own_sparsities(chosen, overrides, "overrides")
     free = [name for name in chosen if name not in alone]
     if isinstance(sparsity, Mapping):
-        alone |= planning.mapped_sparsities({name: chosen[name] for name in free}, sparsity)
+        alone |= mapped_sparsities({name: chosen[name] for name in free}, sparsity)
     elif ranking == "layer":
         shapes = {name: chosen[name][0].parameter.shape for name in free}
         alone |= sparsities.allocate(shapes, sparsity, allocation)
@@ -131,29 +140,29 @@ def prune_(
             floor=0.0 if name in alone else floor,
         )
         plan.append((group, settings, by_layer if name in alone else together))
-    planning.refuse_empty(plan, together)
-    attachment.check_classes([root, *(owner.module for group in chosen.values() for owner in group)])
-    masks = [Mask(group[0].parameter, settings, rank) for group, settings, rank in plan]
+    refuse_empty(plan, together)
+    surgery.check_classes([root, *(owner.module for group in chosen.values() for owner in group)])
+    masks = [MaskedParametrization(group[0].parameter, settings, rank) for group, settings, rank in plan]
     drawn = [mask.weight() for mask in masks]
 
     # Nothing was changed so far; from here on nothing is refused.
     for module in root.modules():
-        attachment.cut_at_each_reading(module)  # whose parts were folded one by one
+        surgery.stop_caching_cuts_(module)  # whose parts were folded one by one
     masked = {id(owner.module) for group in chosen.values() for owner in group}
-    places = [place for place in targets.owners(root) if not any(map(place.matches, left_out))]
+    places = [place for place in surgery.owners(root) if not any(map(place.matches, left_out))]
     for (group, _, _), mask, weight in zip(plan, masks, drawn):
-        attachment.attach(group, mask, weight)
+        surgery.attach(group, mask, weight)
     for rank in (by_layer, together):
         rank.members = [mask for mask in masks if mask.ranking is rank]
     if together.members:
         set_sparsity_(root, 1.0)
-    attachment.cut_once_a_pass(root, [rank for rank in (by_layer, together) if rank.members])
+    surgery.cache_cuts_(root, [rank for rank in (by_layer, together) if rank.members])
     if biases == "zero":
-        freezing.freeze_biases_([place for place in places if place.kind == "bias" and id(place.module) in masked])
+        surgery.freeze_biases_([place for place in places if place.kind == "bias" and id(place.module) in masked])
     if norms != "keep":
         drawn_from = {id(owner.parameter) for group in chosen.values() for owner in group}
         of_norms = [place for place in places if place.kind in ("norm", "shift")]
-        freezing.freeze_norms_([place for place in of_norms if id(place.parameter) not in drawn_from])
+        surgery.freeze_norms_([place for place in of_norms if id(place.parameter) not in drawn_from])
     return model
 
 
@@ -167,7 +176,7 @@ class MaskedLayer:
 
     name: str
     """Its qualified name in this model."""
-    parametrization: Mask
+    parametrization: MaskedParametrization
     weight: Tensor
     """θ, the random weights, kept and pruned."""
     owners: tuple[tuple[nn.Module, str], ...]
@@ -191,13 +200,13 @@ class MaskedLayer:
 
 def masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
     """The masked tensors of a model by qualified name; a tied tensor once."""
-    found: dict[Mask, MaskedLayer] = {}
+    found: dict[MaskedParametrization, MaskedLayer] = {}
     for path, module in unwrap(model).named_modules():
         if "parametrizations" not in module._modules or not parametrize.is_parametrized(module):
             continue  # the first alone would do, but that it is private; the second takes its time to say no
         for attribute, parametrizations in cast(nn.ModuleDict, module.parametrizations).items():
             mask = cast(nn.ModuleList, parametrizations)[0]
-            if not isinstance(mask, Mask):
+            if not isinstance(mask, MaskedParametrization):
                 continue
             name = f"{path}.{attribute}" if path else attribute
             first = found.get(mask)
@@ -239,9 +248,9 @@ def set_sparsity_(model: nn.Module, sparsity: float) -> None:
     set_kept_([layer.parametrization for layer in layers.values()], sparsity)
 
 
-def set_kept_(masks: Sequence[Mask], sparsity: float) -> None:
+def set_kept_(masks: Sequence[MaskedParametrization], sparsity: float) -> None:
     """The same for all masks of a model, with every member of their rankings; the host does not wait."""
-    counts: dict[Mask, int] = {}
+    counts: dict[MaskedParametrization, int] = {}
     for mask in masks:
         if mask not in counts:
             members = mask.ranking.members if isinstance(mask.ranking, GlobalRanking) else [mask]
@@ -264,14 +273,14 @@ def fold_(model: Model) -> Model:
     masks = calculate_masks([layer.parametrization for layer in layers])
     folded = [match_layout(torch.where(mask, layer.weight, 0.0), layer.weight) for layer, mask in zip(layers, masks)]
     _replace(root, layers, folded)
-    freezing.thaw_(root)
+    surgery.thaw_(root)
     return model
 
 
 def refuse_computed_further(layers: Iterable[MaskedLayer]) -> None:
     """Refuse tensors that are not their masked weights, since something else is computed from these."""
     for layer in layers:
-        if any(len(attachment.parametrizations(*owner)) > 1 for owner in layer.owners):
+        if any(len(surgery.parametrizations(*owner)) > 1 for owner in layer.owners):
             raise ValueError(f"{layer.name!r} has another parametrization on top of its mask; remove that one first")
 
 
@@ -292,11 +301,11 @@ def skeleton(model: nn.Module) -> nn.Module:
 def _replace(root: nn.Module, layers: Iterable[MaskedLayer], values: Iterable[Tensor]) -> None:
     """Put ordinary parameters in the place of masked tensors."""
     for module in root.modules():
-        attachment.cut_at_each_reading(module)
+        surgery.stop_caching_cuts_(module)
     for layer, value in zip(layers, values):
         parameter = nn.Parameter(value, requires_grad=layer.parametrization.trained)
         for module, attribute in layer.owners:
-            attachment.detach(module, attribute, parameter)
+            surgery.detach(module, attribute, parameter)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

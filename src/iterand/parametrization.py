@@ -68,18 +68,18 @@ class Ranking(ABC):
     """
 
     def __init__(self) -> None:
-        self.members: list[Mask] = []
+        self.members: list[MaskedParametrization] = []
         self._passes: dict[int, _Pass] = {}
 
     @abstractmethod
-    def cuts(self, masks: Sequence["Mask"]) -> list[Cut]:
+    def cuts(self, masks: Sequence["MaskedParametrization"]) -> list[Cut]:
         """The cuts of these members under the present scores."""
 
     @abstractmethod
-    def rivals(self, mask: "Mask") -> Sequence["Mask"]:
+    def rivals(self, mask: "MaskedParametrization") -> Sequence["MaskedParametrization"]:
         """All whose scores a member's cut depends on."""
 
-    def cut(self, mask: "Mask") -> Cut:
+    def cut(self, mask: "MaskedParametrization") -> Cut:
         """The cut of one member: that of the pass under way, unless the pass itself has changed a score."""
         current = self._passes.get(_thread())
         if current is not None:
@@ -106,11 +106,11 @@ class Ranking(ABC):
 class LayerRanking(Ranking):
     """Scores compete within their tensor (the paper's experiments)."""
 
-    def cuts(self, masks: Sequence["Mask"]) -> list[Cut]:
+    def cuts(self, masks: Sequence["MaskedParametrization"]) -> list[Cut]:
         """Each one's own."""
         return _cut_layers(masks)
 
-    def rivals(self, mask: "Mask") -> Sequence["Mask"]:
+    def rivals(self, mask: "MaskedParametrization") -> Sequence["MaskedParametrization"]:
         """Only its own."""
         return [mask]
 
@@ -122,26 +122,26 @@ class LayerRanking(Ranking):
 class GlobalRanking(Ranking):
     """Scores compete across the whole network (the paper's text)."""
 
-    def cuts(self, masks: Sequence["Mask"]) -> list[Cut]:
+    def cuts(self, masks: Sequence["MaskedParametrization"]) -> list[Cut]:
         """The cuts of these members, by the scores of all."""
         floors = [mask.floor_count for mask in self.members]
         found = _cut_layers(self.members, together=True, floors=floors)
         return [found[self.members.index(mask)] for mask in masks]
 
-    def rivals(self, mask: "Mask") -> Sequence["Mask"]:
+    def rivals(self, mask: "MaskedParametrization") -> Sequence["MaskedParametrization"]:
         """All members."""
         return self.members
 
 
-def _cut_layers(masks: Sequence["Mask"], **options: Any) -> list[Cut]:
+def _cut_layers(masks: Sequence["MaskedParametrization"], **options: Any) -> list[Cut]:
     scores, kept = [mask.score for mask in masks], [mask.kept for mask in masks]
     rank_by = masks[0].settings.rank_by  # one for all of a model
     return selection.cut_layers(scores, kept, [mask.settings.name for mask in masks], rank_by=rank_by, **options)
 
 
-def selection_on_device(masks: Sequence["Mask"]) -> Any:
-    """The selection of ``iterand.kernels`` over masks that are ranked alike."""
-    from iterand.kernels import cuts  # only where there is Triton
+def selection_on_device(masks: Sequence["MaskedParametrization"]) -> Any:
+    """The selection of ``iterand.backend.triton`` over masks that are ranked alike."""
+    from iterand.backend.triton import cuts  # only where there is Triton
 
     return cuts.selection(
         [mask.score.detach() for mask in masks],
@@ -152,7 +152,7 @@ def selection_on_device(masks: Sequence["Mask"]) -> Any:
     )
 
 
-def _versions(masks: Sequence["Mask"]) -> list[int]:
+def _versions(masks: Sequence["MaskedParametrization"]) -> list[int]:
     if torch.compiler.is_compiling():
         return []
     return [0 if mask.score.is_inference() else mask.score._version for mask in masks]
@@ -169,7 +169,7 @@ def _thread() -> int:
     return 0 if torch.compiler.is_compiling() else threading.get_ident()
 
 
-class Mask(nn.Module):
+class MaskedParametrization(nn.Module):
     """The state of one masked tensor: its scores s, the draw every weight holds, and how many weights are kept."""
 
     draw: Tensor
@@ -204,7 +204,7 @@ class Mask(nn.Module):
 
     def ranked(self) -> Tensor:
         """What is ranked of the scores."""
-        return selection.rank(self.score, self.settings.rank_by)
+        return selection.ranking_key(self.score, self.settings.rank_by)
 
     def mask(self) -> Tensor:
         """m: true where the weight is kept."""
@@ -293,9 +293,9 @@ class Mask(nn.Module):
         return f"{settings.weight_distribution}, sparsity={settings.sparsity}, ranking={settings.ranking}"
 
 
-def calculate_masks(masks: Sequence[Mask]) -> list[Tensor]:
+def calculate_masks(masks: Sequence[MaskedParametrization]) -> list[Tensor]:
     """The masks m of several tensors; those ranked together are cut once."""
-    cuts: dict[Mask, Cut] = {}
+    cuts: dict[MaskedParametrization, Cut] = {}
     with torch.no_grad():
         for mask in masks:
             if mask.score.device.type != "cpu" and mask.score.isnan().any():  # on a CPU finding the cut raises

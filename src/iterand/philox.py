@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from iterand.checks import whole
+from iterand.checks import check_int
 
 Key = tuple[int, int]
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -39,7 +39,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 def check_seed(seed: int) -> int:
     """The seed as an int, if it is one that a key can be made of."""
-    return whole("seed", seed, "a whole number, at least 0 and below 2**63", low=0, high=1 << 63)
+    return check_int("seed", seed, "a whole number, at least 0 and below 2**63", low=0, high=1 << 63)
 
 
 def key(seed: int, name: str) -> Key:

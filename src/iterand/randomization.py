@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from iterand import philox
-from iterand.checks import share, unknown, whole
+from iterand.checks import check_fraction, check_int, unknown
 from iterand.distributions import normal_levels
 from iterand.masking import MaskedLayer, require_masked_layers
 from iterand.parametrization import Ranking, calculate_masks, selection_on_device
@@ -25,7 +25,7 @@ SCORES = ("stay", "follow")
 
 def check_rate(rate: float) -> float:
     """The rate itself, if it is one."""
-    return share("rate", rate, "the share of pruned weights redrawn")
+    return check_fraction("rate", rate, "the share of pruned weights redrawn")
 
 
 def randomize_(
@@ -119,7 +119,7 @@ def _on_device(layers: Sequence[MaskedLayer]) -> bool:
     masks = [layer.parametrization for layer in layers]
     if not {*masks}.issuperset(masks[0].ranking.rivals(masks[0])):
         return False
-    from iterand.kernels.layers import is_dense, same_order
+    from iterand.backend.triton.layers import is_dense, same_order
 
     return all(
         layer.parametrization.distribution.kind is not None
@@ -143,20 +143,20 @@ def redraw_on_device_(
     layers: Sequence[MaskedLayer], found: Any, threshold: int, negative: bool = False, follow: bool = False
 ) -> None:
     """Redraw what cuts that were found prune, all layers in one launch."""
-    from iterand.kernels import cuts
-    from iterand.kernels.layers import sent, wrote
+    from iterand.backend.triton.layers import bump_version, to_device_async
+    from iterand.backend.triton.redraw import redraw as prepared
 
     masks = [layer.parametrization for layer in layers]
     origins = [mask.origin for mask in masks]
     device = layers[0].weight.device
-    numbers = sent(torch.tensor([mask.rounds + 1 for mask in masks]), device)
-    redraw = cuts.redraw(
+    numbers = to_device_async(torch.tensor([mask.rounds + 1 for mask in masks]), device)
+    redraw = prepared(
         found, [layer.weight for layer in layers], [layer.draw for layer in layers], origins, normal_levels(device)
     )
     redraw.run(numbers, threshold, negative=negative, follow=follow)
-    wrote(tensor for layer in layers for tensor in (layer.weight, layer.draw))
+    bump_version(tensor for layer in layers for tensor in (layer.weight, layer.draw))
     if follow:
-        wrote(layer.score for layer in layers)
+        bump_version(layer.score for layer in layers)
 
 
 class IterativeRandomization:
@@ -176,7 +176,7 @@ class IterativeRandomization:
         redrawn_scores: str = "stay",
     ) -> None:
         self.model = model
-        self.period = whole("period", period, "a number of iterations, at least 1", low=1)
+        self.period = check_int("period", period, "a number of iterations, at least 1", low=1)
         self.rate = check_rate(rate)
         _check_choices(require_masked_layers(model).values(), candidates, redrawn_scores)
         self.candidates, self.redrawn_scores = candidates, redrawn_scores

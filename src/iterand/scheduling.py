@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from iterand import sparsity as sparsities
-from iterand.checks import whole
+from iterand.checks import check_int
 from iterand.masking import require_masked_layers, require_whole_rankings, set_kept_
 from iterand.selection import check_sparsity
 
@@ -24,7 +24,7 @@ class SparsitySchedule:
         self.model = model
         self._masks = [layer.parametrization for layer in layers.values()]
         self.schedule = schedule
-        self.steps = whole("steps", steps, "a number of iterations, at least 1", low=1)
+        self.steps = check_int("steps", steps, "a number of iterations, at least 1", low=1)
         self.start = check_sparsity(start, "start")
         self.iteration = 0
         self._apply()

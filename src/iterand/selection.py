@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from iterand.checks import share
+from iterand.checks import check_fraction
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 """Whether there is Triton, which the kernels are written in; it comes with torch for CUDA."""
@@ -44,7 +44,7 @@ def kept_count(count: int, sparsity: float) -> int:
 
 def check_sparsity(sparsity: float, what: str = "sparsity") -> float:
     """The sparsity itself, if it is one."""
-    return share(what, sparsity, "the share of weights pruned")
+    return check_fraction(what, sparsity, "the share of weights pruned")
 
 
 def nan_error(name: str) -> ValueError:
@@ -109,17 +109,17 @@ def cut_layers(
     if scores and on_device(scores):
         found = _cut_on_device(scores, kept, list(floors), together, rank_by == "magnitude")
         return [Cut(*numbers) for numbers in zip(found[0].unbind(), found[1].unbind())]
-    ranked = [rank(score, rank_by) for score in scores]
+    ranked = [ranking_key(score, rank_by) for score in scores]
     if together:
         return cut_together(ranked, torch.stack(list(kept)).sum(), floors, names)
     return [cut(score, count, name) for score, count, name in zip(ranked, kept, names)]
 
 
 def on_device(scores: Sequence[Tensor]) -> bool:
-    """Whether ``iterand.kernels`` can rank these: float32 on a GPU, without gaps in memory."""
+    """Whether ``iterand.backend.triton`` can rank these: float32 on a GPU, without gaps in memory."""
     if not (scores[0].is_cuda and HAS_TRITON):
         return False
-    from iterand.kernels import cuts  # only where there is Triton
+    from iterand.backend.triton import cuts  # only where there is Triton
 
     return cuts.supported(scores) and (torch.compiler.is_compiling() or cuts.working(scores[0].device))
 
@@ -128,7 +128,7 @@ def on_device(scores: Sequence[Tensor]) -> bool:
 def _cut_on_device(
     scores: Sequence[Tensor], kept: Sequence[Tensor], floors: Sequence[int], together: bool, magnitude: bool
 ) -> tuple[Tensor, Tensor]:
-    from iterand.kernels import cuts
+    from iterand.backend.triton import cuts
 
     found = cuts.selection(scores, kept, together=together, floors=floors, magnitude=magnitude)
     found.find()
@@ -208,7 +208,7 @@ def calculate_mask(scores: Tensor, sparsity: float, *, rank_by: str = "score") -
 
     ``rank_by="magnitude"`` ranks |s| instead (Ramanujan et al.).
     """
-    ranked = rank(scores.detach(), rank_by)
+    ranked = ranking_key(scores.detach(), rank_by)
     ranked = ranked if ranked.dtype in (torch.float32, torch.float64) else ranked.float()
     if ranked.isnan().any():
         raise nan_error("scores")
@@ -219,7 +219,7 @@ def calculate_mask(scores: Tensor, sparsity: float, *, rank_by: str = "score") -
 RANK_BY = ("score", "magnitude")
 
 
-def rank(scores: Tensor, rank_by: str) -> Tensor:
+def ranking_key(scores: Tensor, rank_by: str) -> Tensor:
     """What is ranked: the raw scores (the paper), or their magnitude."""
     if rank_by not in RANK_BY:
         raise ValueError(f"rank_by is {rank_by!r}; it must be one of {', '.join(RANK_BY)}")

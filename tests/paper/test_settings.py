@@ -2,8 +2,8 @@
 
 import pytest
 
-from iterand.experiments.catalog import experiment_names, find_experiment
-from iterand.training.learning_rate import learning_rate
+from iterand.lab.experiments.catalog import experiment_names, find_experiment
+from iterand.lab.training.loop import learning_rate
 
 
 def cells(name, profile="paper", **axes):

@@ -6,24 +6,24 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from iterand.cli import names
+from iterand.cli import options
 from iterand.cli.console import err, out, print_json, progress_bar
-from iterand.experiments.report.formatting import machine
+from iterand.lab.report.formatting import machine
 
 
 def bench(
     name: Annotated[
         str | None,
         typer.Argument(
-            help=f"{', '.join(names.BENCHMARKS)}; without a name all, in short.",
-            autocompletion=names.completing(names.BENCHMARKS),
+            help=f"{', '.join(options.BENCHMARKS)}; without a name all, in short.",
+            autocompletion=options.completing(options.BENCHMARKS),
         ),
     ] = None,
     network: Annotated[
         list[str] | None,
         typer.Option(
             help="Recipe whose network is measured, for instance conv6; repeatable.",
-            autocompletion=names.completing(names.recipes),
+            autocompletion=options.completing(options.recipes),
         ),
     ] = None,
     execution: Annotated[
@@ -42,10 +42,10 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure how fast training and its parts are on this machine."""
-    from iterand.benchmarks import catalog
-    from iterand.benchmarks.options import Options
-    from iterand.training.environment import choose_device
-    from iterand.training.recipe import PRECISIONS
+    from iterand.lab.benchmarks import catalog
+    from iterand.lab.benchmarks.table import Options
+    from iterand.lab.training.environment import choose_device
+    from iterand.lab.training.recipe import PRECISIONS
 
     chosen = [catalog.find(each) for each in ([name] if name is not None else catalog.BENCHMARKS)]
     if precision is not None and precision not in PRECISIONS:
@@ -72,7 +72,7 @@ def bench(
 
 
 def _print(found: dict[str, Any]) -> None:
-    from iterand.benchmarks.table import FAILED
+    from iterand.lab.benchmarks.table import FAILED
 
     surroundings = found["environment"]
     for name, result in found["benchmarks"].items():
@@ -93,13 +93,13 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
-    from iterand.benchmarks import cells
+    from iterand.lab.benchmarks.table import cell, columns, heading, is_number
 
     table = Table(title=title, title_justify="left", box=None, header_style="bold", title_style="bold")
-    columns = cells.columns(rows)
-    for column in columns:
-        right = any(cells.is_number(row.get(column)) for row in rows)
-        table.add_column(cells.heading(column), justify="right" if right else "left", overflow="fold")
+    names = columns(rows)
+    for column in names:
+        right = any(is_number(row.get(column)) for row in rows)
+        table.add_column(heading(column), justify="right" if right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(cells.cell(column, row.get(column)) for column in columns))
+        table.add_row(*(cell(column, row.get(column)) for column in names))
     out.print(table)

@@ -21,7 +21,7 @@ from rich.progress import (
 )
 
 if TYPE_CHECKING:
-    from iterand.training.session import Session
+    from iterand.lab.training.session import Session
 
 _SECONDS_A_LINE = 10.0  # where progress goes to a file instead of a terminal
 

@@ -10,31 +10,31 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from iterand.cli import names
+from iterand.cli import options
 from iterand.cli.console import Bars, err, out, print_json, progress_bar, say
 from iterand.errors import DataError
-from iterand.experiments.report.formatting import size
+from iterand.lab.report.formatting import size
 
 if TYPE_CHECKING:
-    from iterand.data.catalog import Status
+    from iterand.lab.data.catalog import Status
 
 app = typer.Typer(no_args_is_help=True, help="The data sets: what is there, bring one, check one, pack one.")
 
-_complete = names.completing(names.DATASETS)
+_complete = options.completing(options.DATASETS)
 
 Name = Annotated[
     str | None,
-    typer.Argument(help=f"One of {', '.join(names.DATASETS)}; all if left out.", autocompletion=_complete),
+    typer.Argument(help=f"One of {', '.join(options.DATASETS)}; all if left out.", autocompletion=_complete),
 ]
-DataDir = Annotated[Path | None, typer.Option(help=f"Where data sets lie (${names.DATA_VARIABLE}, else ./data).")]
+DataDir = Annotated[Path | None, typer.Option(help=f"Where data sets lie (${options.DATA_VARIABLE}, else ./data).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
 def status(name: Name = None, data_dir: DataDir = None, json: Json = False) -> None:
     """Say which data sets are there, and how to get those that are not."""
-    from iterand.data import catalog
-    from iterand.data.location import data_folder
+    from iterand.lab.data import catalog
+    from iterand.lab.data.dataset import data_folder
 
     root = data_folder(data_dir)
     found = [catalog.status(entry, root) for entry in _names(name)]
@@ -52,9 +52,9 @@ def status(name: Name = None, data_dir: DataDir = None, json: Json = False) -> N
 @app.command()
 def fetch(name: Name = None, data_dir: DataDir = None, json: Json = False) -> None:
     """Download what is published freely, and compare its checksum."""
-    from iterand.data import catalog
-    from iterand.data.location import data_folder
-    from iterand.data.sources import ARCHIVES
+    from iterand.lab.data import catalog
+    from iterand.lab.data.dataset import data_folder
+    from iterand.lab.data.download import ARCHIVES
 
     root = data_folder(data_dir)
     fetched = {}
@@ -70,8 +70,8 @@ def fetch(name: Name = None, data_dir: DataDir = None, json: Json = False) -> No
 @app.command()
 def check(name: Name = None, data_dir: DataDir = None, json: Json = False) -> None:
     """Read what is there to its last byte and compare it with what was published."""
-    from iterand.data import catalog
-    from iterand.data.location import data_folder
+    from iterand.lab.data import catalog
+    from iterand.lab.data.dataset import data_folder
 
     root = data_folder(data_dir)
     results: dict[str, dict[str, str | bool]] = {}
@@ -102,13 +102,13 @@ def pack(
             help="Scale larger images to this short side: faster, but other pixels; else files are packed as they are."
         ),
     ] = None,
-    quality: Annotated[int, typer.Option(help="JPEG quality of images that were scaled.")] = names.QUALITY,
+    quality: Annotated[int, typer.Option(help="JPEG quality of images that were scaled.")] = options.QUALITY,
     json: Json = False,
 ) -> None:
     """Write the images of each part into one file, which is then used; what was begun is continued."""
-    from iterand.data import catalog
-    from iterand.data.location import data_folder
-    from iterand.data.packing import Scaling
+    from iterand.lab.data import catalog
+    from iterand.lab.data.dataset import data_folder
+    from iterand.lab.data.packs import Scaling
 
     scaling = None if short_side is None else Scaling(short_side, quality)
     with _images_bar(name) as advance:
@@ -122,7 +122,7 @@ def pack(
 
 
 def _names(name: str | None) -> list[str]:
-    return list(names.DATASETS) if name is None else [name]
+    return list(options.DATASETS) if name is None else [name]
 
 
 def _as_json(entry: "Status") -> dict[str, object]:

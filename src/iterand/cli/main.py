@@ -14,8 +14,8 @@ from iterand import __version__
 from iterand.cli import bench, data, report, reproduce, theory, ticket, train
 from iterand.cli.console import accept_any_text, err, out, warn
 from iterand.errors import IterandError
+from iterand.lab.training.environment import Interrupted
 from iterand.memory import exhaustion_explained
-from iterand.training.interrupt import Interrupted
 
 _INTERRUPTED = 130  # the exit code of a process that Ctrl-C has ended
 

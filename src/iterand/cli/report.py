@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from iterand.cli import names
+from iterand.cli import options
 from iterand.cli.console import say, warn, write
-from iterand.errors import extra
 from iterand.files import atomic_write
 
 if TYPE_CHECKING:
-    from iterand.experiments.report.assembly import Report
+    from iterand.lab.report.assembly import Report
 
 
 class Format(StrEnum):
@@ -34,14 +33,16 @@ def report(
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="One page, Markdown tables, or JSON.")] = Format.HTML,
     profile: Annotated[
-        str, typer.Option(help="Whose settings: paper, text or best.", autocompletion=names.completing(names.PROFILES))
+        str,
+        typer.Option(help="Whose settings: paper, text or best.", autocompletion=options.completing(options.PROFILES)),
     ] = "paper",
     scale: Annotated[
-        str, typer.Option(help="full, or tiny for a page of dry runs.", autocompletion=names.completing(names.SCALES))
+        str,
+        typer.Option(help="full, or tiny for a page of dry runs.", autocompletion=options.completing(options.SCALES)),
     ] = "full",
 ) -> None:
     """Set results beside the paper's numbers, as one page."""
-    from iterand.experiments.report.assembly import read_report
+    from iterand.lab.report.assembly import read_report
 
     written = _form(form)
     found = read_report(folder, profile=profile, scale=scale)
@@ -57,17 +58,9 @@ def report(
 
 def _form(form: Format) -> "Callable[[Report], str]":
     """What writes a report in this form."""
-    if form is Format.HTML:
-        with extra("lab", "the HTML report"):
-            from iterand.experiments.report.page import as_html
-        return as_html
-    if form is Format.MD:
-        from iterand.experiments.report.markdown import as_markdown
+    from iterand.lab.report.formats import as_html, as_json, as_markdown
 
-        return as_markdown
-    from iterand.experiments.report.as_json import as_json
-
-    return as_json
+    return {Format.HTML: as_html, Format.MD: as_markdown, Format.JSON: as_json}[form]
 
 
 def _what(found: "Report") -> str:

@@ -1,7 +1,9 @@
-"""``iterand reproduce``: the experiments."""
+"""The command `reproduce`: experiments of the paper, several runs at a time."""
 
 import os
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
@@ -10,18 +12,105 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich import box
+from rich.console import Group
+from rich.live import Live
+from rich.progress import TaskID
 from rich.table import Table
 
-from iterand.cli import names
-from iterand.cli.console import err, out, print_json, warn
-from iterand.cli.runs_table import watching
+from iterand.cli import options
+from iterand.cli.console import err, out, print_json, progress_bar, say, warn
 from iterand.cli.train import Compile, DataDir, Device, Graph, Json
-from iterand.experiments.report.formatting import size
-from iterand.training.interrupt import Interrupted
+from iterand.lab.report.formatting import size
+from iterand.lab.training.environment import Interrupted
 
 if TYPE_CHECKING:
-    from iterand.experiments.experiment import Experiment
-    from iterand.experiments.sweep import CellResult, Engine
+    from iterand.lab.experiments.local import Event, Task
+
+_STATES = ("pending", "running", "done", "failed")
+_STATE_AFTER = {"started": "running", "progress": "running", "done": "done", "failed": "failed"}
+_MOST_BARS = 12  # a terminal has so many lines; the table counts all runs
+_SECONDS_A_LINE = 30.0  # where progress goes to a file instead of a terminal
+
+
+@contextmanager
+def watching(tasks: Sequence["Task"]) -> Iterator["RunsTable"]:
+    """A table of these runs on stderr that follows the events it is called with; lines where that is no terminal."""
+    table = RunsTable(tasks)
+    if not err.is_terminal:
+        yield table
+        return
+    with Live(table, console=err, transient=True):
+        yield table
+
+
+class RunsTable:
+    """What is known of each run, by what was heard of it."""
+
+    def __init__(self, tasks: Sequence["Task"]) -> None:
+        self.states = dict.fromkeys(tasks, "pending")
+        self.progress = progress_bar()
+        self.bars: dict[Task, TaskID] = {}
+        self._said = time.monotonic()
+
+    def __call__(self, event: "Event") -> None:
+        """Take note of an event."""
+        self.states[event.task] = _STATE_AFTER[event.kind]
+        if event.kind == "started":
+            self._remove_bar(event.task)  # of a run that lost its worker and begins again
+            note = f"on {event.value['host']}" if "host" in event.value else ""
+            self.bars[event.task] = self.progress.add_task(event.task.label, total=None, note=note)
+        elif event.kind == "progress":
+            value = event.value
+            note = f"loss {value['loss']:.3f}" if "loss" in value else ""
+            bar = {"total": value["total"], "completed": value["done"], "note": note}
+            self.progress.update(self.bars[event.task], **bar)
+        else:
+            self._remove_bar(event.task)
+        for number, bar_id in enumerate(self.bars.values()):
+            self.progress.update(bar_id, visible=number < _MOST_BARS)
+        if not err.is_terminal:
+            self._say(event)
+
+    def __rich__(self) -> Group:
+        """A row for each experiment, and the bars."""
+        table = Table("", *_STATES, box=None, header_style="bold")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        of_experiments: dict[str, Counter[str]] = {}
+        for task, state in self.states.items():
+            of_experiments.setdefault(task.label.partition("/")[0], Counter())[state] += 1
+        for name, count in of_experiments.items():
+            table.add_row(name, *(str(count[state]) for state in _STATES))
+        return Group(table, self.progress)
+
+    def _remove_bar(self, task: "Task") -> None:
+        bar = self.bars.pop(task, None)
+        if bar is not None:
+            self.progress.remove_task(bar)
+
+    def _say(self, event: "Event") -> None:
+        """A line for every run that ends, and one now and then."""
+        count = Counter(self.states.values())
+        if event.kind in ("done", "failed"):
+            ended = f"{count['done'] + count['failed']}/{len(self.states)}"
+            line = f"{ended} {event.task.label}: {_outcome(event)}"
+        elif time.monotonic() - self._said > _SECONDS_A_LINE:
+            line = ", ".join(f"{count[state]} {state}" for state in _STATES)
+        else:
+            return
+        self._said = time.monotonic()
+        say(line, to=err)
+
+
+def _outcome(event: "Event") -> str:
+    if event.kind == "failed":
+        return str(event.value["error"])
+    return f"test accuracy {event.value['result']['test_accuracy']:.2f} %"
+
+
+if TYPE_CHECKING:
+    from iterand.lab.experiments.experiment import Experiment
+    from iterand.lab.experiments.sweep import CellResult, Engine
 
 _MEASURES = {
     "test_accuracy": ("test accuracy", "%"),
@@ -36,7 +125,7 @@ def reproduce(
     experiment: Annotated[
         str | None,
         typer.Argument(
-            help="Which one; without it they are listed.", autocompletion=names.completing(names.EXPERIMENTS)
+            help="Which one; without it they are listed.", autocompletion=options.completing(options.EXPERIMENTS)
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
@@ -44,14 +133,15 @@ def reproduce(
         str,
         typer.Option(
             help="Settings: paper (the authors'), text (the appendix's), best.",
-            autocompletion=names.completing(names.PROFILES),
+            autocompletion=options.completing(options.PROFILES),
         ),
     ] = "paper",
     pattern: Annotated[
         str | None, typer.Option("--only", metavar="PATTERN", help="Cells, as EXPERIMENT/LABEL.")
     ] = None,
     scale: Annotated[
-        str, typer.Option(help="full, or tiny for a dry run on a CPU.", autocompletion=names.completing(names.SCALES))
+        str,
+        typer.Option(help="full, or tiny for a dry run on a CPU.", autocompletion=options.completing(options.SCALES)),
     ] = "full",
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell (as many as the paper).")] = None,
     jobs: Annotated[
@@ -74,9 +164,9 @@ def reproduce(
     """Run the experiments of the paper; complete runs are kept."""
     if experiment is not None and everything:
         raise ValueError(f"--all runs every experiment, and {experiment!r} is one of them; give one of the two")
-    from iterand.experiments.catalog import experiment_names, find_experiment
-    from iterand.experiments.sweep import Sweep, only
-    from iterand.training.execution import Execution
+    from iterand.lab.experiments.catalog import experiment_names, find_experiment
+    from iterand.lab.experiments.sweep import Sweep, only
+    from iterand.lab.training.steps import Execution
 
     chosen = [experiment] if experiment is not None else experiment_names()
     found = [find_experiment(name, profile=profile, scale=scale) for name in chosen]
@@ -129,10 +219,10 @@ def _place(
 ) -> Iterator[_Place]:
     import torch
 
-    from iterand.experiments.cluster import connected
-    from iterand.experiments.local import run_tasks
-    from iterand.training.environment import choose_device, describe
-    from iterand.training.folder import require_writers
+    from iterand.lab.experiments.cluster import connected
+    from iterand.lab.experiments.local import run_tasks
+    from iterand.lab.training.environment import choose_device, describe
+    from iterand.lab.training.folder import require_writers
 
     if engine not in ("local", "ray"):
         raise ValueError(f"unknown engine {engine!r}; it must be local or ray")
@@ -159,8 +249,7 @@ def _place(
 
 
 def _list(experiments: Sequence["Experiment"], json: bool) -> None:
-    from iterand.experiments.cost import gpu_minutes
-    from iterand.experiments.sweep import distinct_runs
+    from iterand.lab.experiments.sweep import distinct_runs, gpu_minutes
 
     runs = {entry.name: distinct_runs([entry]) for entry in experiments}
     if json:

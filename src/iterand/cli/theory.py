@@ -14,14 +14,14 @@ from iterand.cli.console import counting, err, out, print_json
 from iterand.errors import extra
 
 if TYPE_CHECKING:
-    from iterand.theory.simulate import Estimate
+    from iterand.lab.theory.simulate import Estimate
 
 
 def _check_plot(path: Path | None) -> Path | None:
     # Before the work rather than after it.
     if path is not None:
         with extra("lab", "drawing"):
-            from iterand.theory.plots import kind_of
+            from iterand.lab.theory.tables import kind_of
         kind_of(path)
     return path
 
@@ -50,7 +50,7 @@ def width(
 ) -> None:
     """The hidden width that is enough: the paper's, the repaired, and (for widths 1,1) by simulation."""
     with extra("lab", "the theory"):
-        from iterand.theory import bounds, exact, limits, tables
+        from iterand.lab.theory import bounds, exact, tables
 
     sizes = _parse_widths(widths)
     chosen = [rounds] if rounds is not None else tables.rounds_over(epsilon, delta, sizes)
@@ -59,14 +59,14 @@ def width(
     needed = {
         "paper": tables.claimed_rounds(epsilon, delta, sizes),
         "repaired": exact.repaired_rounds(epsilon, delta, sizes),
-        "at_least": limits.width_two_rounds(epsilon, delta) if sizes == tables.SCALAR else None,
+        "at_least": bounds.width_two_rounds(epsilon, delta) if sizes == tables.SCALAR else None,
     }
     malach = bounds.malach_width_scale(epsilon, delta, max(sizes), len(sizes) - 1)
     pensia = bounds.pensia_width_scale(epsilon, delta, max(sizes), len(sizes) - 1)
     if plot:
-        from iterand.theory import plots
+        from iterand.lab.theory import tables
 
-        plots.draw_widths(rows, plot)
+        tables.draw_widths(rows, plot)
     if as_json:
         print_json(
             {
@@ -107,7 +107,7 @@ def simulate(
 ) -> None:
     """How often the proof's event fails at width 2: claimed, exact, simulated; and the best any masks can do."""
     with extra("lab", "the theory"):
-        from iterand.theory import tables
+        from iterand.lab.theory import tables
 
     chosen = [rounds] if rounds is not None else tables.rounds_over(epsilon, delta)
     total = tables.failure_rows_draws(epsilon, chosen, weight=weight, trials=trials)
@@ -116,9 +116,9 @@ def simulate(
     with err.status("trying every choice"):
         small = tables.best_rows(weight, seed=seed)
     if plot:
-        from iterand.theory import plots
+        from iterand.lab.theory import tables
 
-        plots.draw_failures(rows, plot)
+        tables.draw_failures(rows, plot)
     if as_json:
         settings = {"epsilon": epsilon, "delta": delta, "weight": weight, "trials": trials, "seed": seed}
         print_json({**settings, "rows": [asdict(row) for row in rows], "exhaustive": [asdict(row) for row in small]})
@@ -151,9 +151,9 @@ def construct(
 ) -> None:
     """Build the network of the theorem for a target trained on digits, and certify its error."""
     with extra("lab", "the theory"):
-        from iterand.theory.bounds import check_count
-        from iterand.theory.search import check_draws
-        from iterand.theory.trials import digits_experiment, error_rows
+        from iterand.lab.theory.bounds import check_count
+        from iterand.lab.theory.construct import digits_experiment, error_rows
+        from iterand.lab.theory.simulate import check_draws
 
     check_count("trials", trials)
     with err.status("training the target"):
@@ -170,11 +170,11 @@ def construct(
 
                 save_ticket(model, ticket)
     if plot:
-        from iterand.theory import plots
+        from iterand.lab.theory import tables
 
         grid = [4**power for power in range(2, 8)]
         curve = error_rows(experiment.target, grid, seed)
-        plots.draw_errors(list(track(curve, "drawing", len(grid), console=err, transient=True)), plot)
+        tables.draw_errors(list(track(curve, "drawing", len(grid), console=err, transient=True)), plot)
     summary = experiment.summary(done)
     if as_json:
         command = (

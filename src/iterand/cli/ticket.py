@@ -11,8 +11,8 @@ from rich.table import Table
 
 from iterand.cli.console import err, out, print_json, printable, say
 from iterand.errors import IterandError, TicketError
-from iterand.experiments.report.formatting import size
 from iterand.files import atomic_write
+from iterand.lab.report.formatting import size
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -105,7 +105,7 @@ def export(
     if to is Format.safetensors:
         _report(file, _unpack(file, target), json, "its tensors are dense")
         return
-    from iterand.ticket.onnx import export_onnx
+    from iterand.inference.onnx import export_onnx
 
     ticket, network = read_ticket(file), load_ticket(file)
     example = _example(ticket, input_shape, data_dir)
@@ -169,13 +169,12 @@ def _described(ticket: "Ticket") -> dict[str, object]:
 def _compare(file: Path, state: dict[str, "Tensor"], run: Path) -> None:
     import torch
 
+    from iterand.lab.training.folder import RunFolder, read_checkpoint
+    from iterand.lab.training.session import Session
     from iterand.masking import fold_
     from iterand.ticket import load_ticket
-    from iterand.training import checkpoint
-    from iterand.training.folder import RunFolder
-    from iterand.training.session import Session
 
-    saved = checkpoint.read(run)
+    saved = read_checkpoint(run)
     if saved is None:
         raise TicketError(f"{run} holds no checkpoint to compare with")
     session = Session(RunFolder(run).recipe(), load_ticket(file).train(), 1, torch.device("cpu"))
@@ -214,8 +213,8 @@ def _example(ticket: "Ticket", shape: str | None, data_dir: Path | None) -> tupl
             raise ValueError(f"--input-shape is {shape!r}; it must be whole numbers such as 1,3,32,32, all above 0")
         batch, *rest = map(int, parts)
         return (torch.randn(max(batch, 2), *rest, generator=torch.Generator().manual_seed(0)),)
-    from iterand.data import load_data
-    from iterand.training import recipe_file
+    from iterand.lab.data import load_data
+    from iterand.lab.training import recipe_file
 
     if ticket.recipe is None or "data" not in ticket.recipe:
         raise ValueError("the ticket does not say which data its network takes; give --input-shape")

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from iterand.cli import names
+from iterand.cli import options
 from iterand.cli.console import ProgressObserver, err, out, print_json, progress_bar, say, write
 from iterand.errors import IterandError
-from iterand.experiments.report.formatting import size
+from iterand.lab.report.formatting import size
 
 if TYPE_CHECKING:
-    from iterand.training.distributed import Ranks
+    from iterand.lab.training.distributed import Ranks
 
-_complete = names.completing(names.recipes)
+_complete = options.completing(options.recipes)
 
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
@@ -50,11 +50,11 @@ def train(
 
     On several GPUs or machines: torchrun --nproc-per-node N -m iterand train RECIPE.
     """
-    from iterand.experiments.library import find_recipe
-    from iterand.training.environment import choose_device
-    from iterand.training.execution import Execution
-    from iterand.training.folder import TICKET, RunFolder, default_path
-    from iterand.training.running import run
+    from iterand.lab.experiments.library import find_recipe
+    from iterand.lab.training.environment import choose_device
+    from iterand.lab.training.folder import TICKET, RunFolder, default_path
+    from iterand.lab.training.run import run
+    from iterand.lab.training.steps import Execution
 
     with _joined() as ranks:
         settled = find_recipe(recipe, settings or [])
@@ -88,14 +88,13 @@ def train(
 @contextmanager
 def _joined() -> Iterator["Ranks"]:
     """Join the other ranks, if there are any; only the first one talks, unless another has the news."""
-    from iterand.training.distributed import joined
-    from iterand.training.farewell import AlreadySaid
+    from iterand.lab.training.distributed import ReportedByOtherRank, joined
 
     try:
         with joined() as ranks:
             out.quiet = err.quiet = not ranks.first
             yield ranks
-    except AlreadySaid:
+    except ReportedByOtherRank:
         raise typer.Exit(1) from None
     except (IterandError, ValueError, OSError):
         err.quiet = False
@@ -111,8 +110,8 @@ def evaluate(
     """Test a trained network on the test part of its data."""
     if not path.exists():
         raise ValueError(f"there is no run folder or ticket {str(path)!r}")
-    from iterand.training.environment import choose_device
-    from iterand.training.running import evaluate_run
+    from iterand.lab.training.environment import choose_device
+    from iterand.lab.training.run import evaluate_run
 
     measured = evaluate_run(path, device=choose_device(device), data_dir=data_dir)
     if json:
@@ -130,8 +129,8 @@ def recipes(
     json: Json = False,
 ) -> None:
     """List the recipes, or print one with all its settings."""
-    from iterand.experiments.library import find_recipe, recipe_names
-    from iterand.training import recipe_file
+    from iterand.lab.experiments.library import find_recipe, recipe_names
+    from iterand.lab.training import recipe_file
 
     if name is not None:
         settled = find_recipe(name, settings or [])

@@ -1,14 +1,155 @@
-"""From a ticket to an ordinary module (``load_ticket``)."""
+"""Rebuilding a model from a ticket, as an ordinary module or masked to be searched further."""
 
 import os
-from typing import Any, TypeVar, cast, overload
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
+from iterand import distributions, selection
 from iterand.errors import TicketError
-from iterand.masking import masked_layers, unwrap
+from iterand.masking import MaskedLayer, masked_layers, require_masked_layers, require_whole_rankings, unwrap
+from iterand.parametrization import MaskedParametrization
+from iterand.ticket.draws import drawn, kept_indices
 from iterand.ticket.read import Ticket, read_ticket
+
+if TYPE_CHECKING:
+    from iterand.ticket.read import TicketLayer
+
+# What the weights were drawn under; the rest (sparsity, ranking, ...) may change from here on.
+_DRAWN_UNDER = ("name", "seed", "weight_distribution", "fan_in")
+
+
+@torch.no_grad()
+def resume_(model: nn.Module, layers: Mapping[str, "TicketLayer"], state: Mapping[str, Tensor]) -> None:
+    """Bring a masked model to where a ticket left off; see ``Ticket.resume_``."""
+    root = unwrap(model)
+    masked = require_masked_layers(root)
+    require_whole_rankings(root, masked)
+    _check_settings(masked, layers)
+    masks = {name: layers[name].mask() for name in masked}
+    _check_counts(masked, layers, masks)
+    draws = {name: _draws(layers[name], mask) for name, mask in masks.items()}  # what is refused changes nothing
+    for name, layer in masked.items():
+        mask, parametrization = masks[name], layer.parametrization
+        parametrization.history = list(layers[name].header.history.runs)
+        draw = torch.zeros(mask.numel(), dtype=torch.int32)
+        draw[kept_indices(mask)] = draws[name]
+        parametrization.draw.copy_(draw.view(mask.shape))
+        layer.weight.copy_(parametrization.weight())
+    for group in _competing(masked):
+        _rank_kept_first_([(masked[name].parametrization, masks[name]) for name in group])
+    for name, tensor in root.state_dict().items():
+        if name in state:
+            tensor.copy_(state[name])
+
+
+def hold_zeros_(model: nn.Module, layers: Mapping[str, "TicketLayer"]) -> list[RemovableHandle]:
+    """Let an ordinary model train what the ticket kept and nothing else; see ``Ticket.hold_zeros_``."""
+    parameters, kind = dict(unwrap(model).named_parameters()), type(unwrap(model)).__name__
+    pruned = {}
+    for name, layer in layers.items():
+        if name not in parameters:
+            raise TicketError(f"it holds {name!r}, which {kind} does not have")
+        pruned[name] = ~layer.mask().to(parameters[name].device)
+        if parameters[name].shape != pruned[name].shape or parameters[name].detach()[pruned[name]].any():
+            raise TicketError(f"{name!r} of {kind} is not zero where it prunes; fill it with load_ticket first")
+    return [_without(parameters[name], where) for name, where in pruned.items()]
+
+
+def _without(parameter: nn.Parameter, pruned: Tensor) -> RemovableHandle:
+    handle: RemovableHandle = parameter.register_hook(lambda gradient: gradient.masked_fill(pruned, 0))  # type: ignore[no-untyped-call]
+    return handle
+
+
+def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, "TicketLayer"]) -> None:
+    for name in masked.keys() ^ layers.keys():
+        raise TicketError(f"{name!r} is masked in only one of model and ticket; prune_ the model as it was")
+    for name, layer in masked.items():
+        header, settings = layers[name].header, layer.parametrization.settings
+        if tuple(layer.weight.shape) != header.shape:
+            raise TicketError(
+                f"{name!r} has shape {list(header.shape)} in it and {list(layer.weight.shape)} in the model"
+            )
+        if settings.sparsity < header.settings.sparsity:
+            raise TicketError(
+                f"{name!r} has sparsity {header.settings.sparsity:g} in it and {settings.sparsity:g} in the model; "
+                "prune_ it with the same or a higher one"
+            )
+        for field in _DRAWN_UNDER:
+            ours, theirs = getattr(settings, field), getattr(header.settings, field)
+            if ours != theirs:
+                raise TicketError(
+                    f"{name!r} has {field} {theirs!r} in it and {ours!r} in the model; prune_ it as it was"
+                )
+
+
+def _competing(masked: Mapping[str, MaskedLayer]) -> list[list[str]]:
+    """The layers of a model by name, those together that are ranked together."""
+    groups: dict[MaskedParametrization, list[str]] = {}
+    for name, layer in masked.items():
+        first = layer.parametrization.ranking.rivals(layer.parametrization)[0]
+        groups.setdefault(first, []).append(name)
+    return list(groups.values())
+
+
+def _check_counts(
+    masked: Mapping[str, MaskedLayer], layers: Mapping[str, "TicketLayer"], masks: Mapping[str, Tensor]
+) -> None:
+    """Refuse a model that keeps more weights in the end than the ticket does: pruned ones would be back in."""
+    kept = {name: int(mask.sum()) for name, mask in masks.items()}
+    for group in _competing(masked):
+        ours = [masked[name].parametrization for name in group]
+        size, sparsity = sum(mask.score.numel() for mask in ours), ours[0].settings.sparsity
+        everything = f"all that is ranked together with {group[0]!r}" if len(group) > 1 else repr(group[0])
+        counts = [(everything, sum(kept[name] for name in group), selection.kept_count(size, sparsity))]
+        counts += [(repr(name), kept[name], mask.floor_count) for name, mask in zip(group, ours)]
+        theirs = layers[group[0]].header.settings.ranking
+        for what, held, wanted in counts:
+            if wanted > held:
+                way = "as it was" if theirs == ours[0].settings.ranking else f"with ranking={theirs!r}, as it was"
+                raise TicketError(
+                    f"it keeps {held} weights of {what}, and the model {wanted}, so that pruned ones would come back; "
+                    f"prune_ it {way}"
+                )
+
+
+def _draws(layer: "TicketLayer", mask: Tensor) -> Tensor:
+    """A draw for each kept weight that gives exactly this weight."""
+    known = layer.draws(mask)
+    if known is not None:
+        return known.to(torch.int32)
+    # Levels were stored. Any draw of the right level will do, and there is one: the weight's own.
+    index, values, settings = kept_indices(mask), layer.values(mask), layer.header.settings
+    distribution = distributions.get_distribution(settings.weight_distribution)
+    draw = torch.zeros(len(index), dtype=torch.int32)
+    open_ = torch.arange(len(index))
+    for number in range(layer.header.rounds + 1):
+        given = drawn(settings, distribution, index[open_], torch.full_like(open_, number))
+        draw[open_] = number
+        open_ = open_[given != values[open_]]
+    if len(open_):
+        raise TicketError(f"{layer.header.name!r} holds weights that none of its {layer.header.rounds} rounds gave")
+    return draw
+
+
+def _rank_kept_first_(group: list[tuple[MaskedParametrization, Tensor]]) -> None:
+    """Hand the scores out anew among weights that compete, so that the kept ones get the highest.
+
+    The scores themselves are not in a ticket; as many high and low ones as at the start are, in the order they had.
+    """
+    ranked = torch.cat([mask.ranked().reshape(-1).to("cpu") for mask, _ in group])
+    scores = torch.cat([mask.score.detach().reshape(-1).to("cpu") for mask, _ in group])
+    kept = torch.cat([keeps.reshape(-1) for _, keeps in group])
+    best_first = ranked.argsort(descending=True, stable=True)
+    kept_first = best_first[kept[best_first].argsort(descending=True, stable=True)]
+    scores[kept_first] = scores[best_first]
+    for (mask, _), part in zip(group, torch.split(scores, [mask.score.numel() for mask, _ in group])):
+        mask.score.copy_(part.view(mask.score.shape))
+
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -78,7 +219,7 @@ def _check_fits(ticket: Ticket, model: nn.Module) -> None:
 
 def _built(ticket: Ticket) -> nn.Module:
     """The network of the recipe, laid out without memory."""
-    from iterand.networks import network_outline  # only tickets without a model of one's own need it
+    from iterand.lab.networks import network_outline  # only tickets without a model of one's own need it
 
     options = (ticket.recipe or {}).get("network")
     if not isinstance(options, dict) or not isinstance(options.get("name"), str):

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from iterand import distributions, memory, philox
 from iterand.errors import TicketError
-from iterand.ticket import codec, draws, format, resuming
+from iterand.ticket import codec, draws, format, load
 from iterand.ticket.header import Header, LayerHeader, from_json
 
 # A ticket may describe this many elements, and more only if its bytes account for them: what it takes to open a file
@@ -84,14 +84,14 @@ class Ticket:
         mask is a part of it. The scores are not in it: the kept
         weights get the highest of the initial ones. Nor are the pruned weights: they are the initial ones.
         """
-        resuming.resume_(model, self.layers, self.other_tensors())
+        load.resume_(model, self.layers, self.other_tensors())
 
     def hold_zeros_(self, model: nn.Module) -> list[RemovableHandle]:
         """Keep the pruned weights of an ordinary model at zero while the others are trained, by any optimizer.
 
         Their gradients become zero; ``remove()`` the handles to set them free.
         """
-        return resuming.hold_zeros_(model, self.layers)
+        return load.hold_zeros_(model, self.layers)
 
 
 class Stream:

@@ -1,0 +1,1 @@
+"""The four operations in Triton, for CUDA."""

@@ -1,0 +1,177 @@
+"""The bits of ``iterand.philox`` and ``iterand.distributions`` in Triton, whose generator is the same one.
+
+Randomize, Eq. (3), for all layers in one launch: coin, fresh value and draw; and all weights from their draws."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from iterand.backend.triton.cuts import Selection
+from iterand.backend.triton.layers import (
+    BLOCK,
+    EXACT,
+    Layers,
+    addresses,
+    floats,
+    index_of,
+    kept_at,
+    launching_on,
+    locate,
+    pointers,
+    position_of,
+    remembered,
+    same_order,
+    to_device_async,
+)
+
+
+@triton.jit
+def words(index, draw, key0, key1):
+    """The first two words of the weight at this index in this draw."""
+    low, high = index.to(tl.uint32), (index >> 32).to(tl.uint32)
+    zero = tl.zeros_like(low)
+    word0, word1, _, _ = tl.philox(key0 | key1 << 32, low, high, draw.to(tl.uint32) + zero, zero)
+    return word0, word1
+
+
+@triton.jit
+def value(word, kind, unit, normal):
+    """level · unit, with the level that the word stands for; ``kind`` is that of the ``Distribution``."""
+    if kind == 0:
+        level = ((word >> 8) * 2).to(tl.int32) - 16777215
+    elif kind == 1:
+        level = ((word >> 31) * 2).to(tl.int32) - 1
+    else:
+        level = tl.load(normal + (word >> 16).to(tl.int32))
+    return level.to(tl.float32) * unit
+
+
+Origin = tuple[int, int, int, float]
+"""Where a layer's weights come from: the two words of its key, the kind of its distribution, its unit."""
+
+
+class Redraw:
+    """Redraws the pruned weights of several layers; these may lie in another order than scores and draws do."""
+
+    def __init__(
+        self,
+        selection: Selection,
+        weights: Sequence[Tensor],
+        draws: Sequence[Tensor],
+        origins: Sequence[Origin],
+        normal: Tensor,
+    ) -> None:
+        self._selection = selection
+        self._weights, self._draws = pointers(weights), pointers(draws)
+        self._origins, self._normal = _table(origins, selection.layers.device), normal
+        self._table = Layers(weights).table
+        self._same = all(same_order(weight, draw) for weight, draw in zip(weights, draws))
+
+    def run(self, numbers: Tensor, threshold: int, *, negative: bool = False, follow: bool = False) -> None:
+        """One round, by the cuts as they are: its number for every layer, and how many words make a coin fall.
+
+        ``negative``: only where the score is below zero; ``follow``: a score changes its sign when its weight does.
+        """
+        found, layers = self._selection, self._selection.layers
+        with launching_on(layers.device):
+            _redraw[(layers.blocks,)](
+                layers.owner, layers.table, found.scores, self._weights, self._draws, self._origins, self._normal,
+                self._table, found.thresholds, found.lasts, numbers, threshold,
+                BLOCK=BLOCK, MAGNITUDE=found.magnitude, SAME=self._same, NEGATIVE=negative, FOLLOW=follow, **EXACT,
+            )  # fmt: skip
+
+
+def redraw(
+    found: Selection,
+    weights: Sequence[Tensor],
+    draws: Sequence[Tensor],
+    origins: Sequence[Origin],
+    normal: Tensor,
+) -> Redraw:
+    """What redraws the weights that this selection prunes; for the same places in memory it is the same one."""
+    key = (id(found), *origins, *addresses(weights), *addresses(draws))
+    return remembered(key, lambda: Redraw(found, weights, draws, origins, normal))
+
+
+class Regeneration:
+    """Writes weights as their draws say."""
+
+    def __init__(
+        self, weights: Sequence[Tensor], draws: Sequence[Tensor], origins: Sequence[Origin], normal: Tensor
+    ) -> None:
+        self._layers = Layers(weights)
+        self._weights, self._draws = pointers(weights), pointers(draws)
+        self._origins, self._normal = _table(origins, self._layers.device), normal
+
+    def run(self) -> None:
+        """All of them, in one launch."""
+        layers = self._layers
+        with launching_on(layers.device):
+            _regenerate[(layers.blocks,)](
+                layers.owner,
+                layers.table,
+                self._weights,
+                self._draws,
+                self._origins,
+                self._normal,
+                BLOCK=BLOCK,
+                **EXACT,
+            )
+
+
+def _table(origins: Sequence[Origin], device: torch.device) -> Tensor:
+    rows = [(*rest, int(np.float32(unit).view(np.int32))) for *rest, unit in origins]
+    return to_device_async(torch.tensor(rows), device)
+
+
+@triton.jit
+def _fresh(origin, normal, layer, index, draw):
+    """The word of the coin and the value of each weight in a draw."""
+    row = origin + layer * 4
+    first, second = words(index, draw, tl.load(row), tl.load(row + 1))
+    unit = tl.load(row + 3).to(tl.int32).to(tl.float32, bitcast=True)
+    return second, value(first, tl.load(row + 2), unit, normal)
+
+
+@triton.jit
+def _redraw(
+    owner, table, scores, weights, draws, origin, normal, weight_table,
+    thresholds, lasts, numbers, coin,
+    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, SAME: tl.constexpr, NEGATIVE: tl.constexpr, FOLLOW: tl.constexpr,
+):  # fmt: skip
+    layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
+    lane = tl.arange(0, BLOCK)
+    exists = lane < left
+    kept = kept_at(scores, table, layer, start, lane, exists, thresholds, lasts, MAGNITUDE)
+    number = tl.load(numbers + layer).to(tl.int32)
+    index = index_of(table, layer, start, lane)
+    word, fresh = _fresh(origin, normal, layer, index, number)
+    redraw = exists & (kept == 0) & (word.to(tl.int64) < coin)
+    place = start + lane
+    if not SAME:
+        place = position_of(weight_table, layer, index)
+    score = floats(scores, layer) + start + lane
+    if NEGATIVE:
+        redraw = redraw & (tl.load(score, mask=exists, other=0.0) < 0)
+    if FOLLOW:
+        old = tl.load(floats(weights, layer) + place, mask=redraw, other=0.0)
+        tl.store(score, -tl.load(score, mask=redraw, other=0.0), mask=redraw & ((fresh < 0) != (old < 0)))
+    tl.store(floats(weights, layer) + place, fresh, mask=redraw)
+    draw = tl.load(draws + layer).to(tl.pointer_type(tl.int32))
+    tl.store(draw + start + lane, tl.zeros_like(lane) + number, mask=redraw)
+
+
+@triton.jit
+def _regenerate(
+    owner, table, weights, draws, origin, normal, BLOCK: tl.constexpr
+):  # fmt: skip
+    layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
+    lane = tl.arange(0, BLOCK)
+    exists = lane < left
+    draw = tl.load(tl.load(draws + layer).to(tl.pointer_type(tl.int32)) + start + lane, mask=exists, other=0)
+    _, fresh = _fresh(origin, normal, layer, index_of(table, layer, start, lane), draw)
+    tl.store(floats(weights, layer) + start + lane, fresh, mask=exists)

@@ -1,0 +1,1 @@
+"""The training step on CUDA: fused layers, one CUDA graph."""

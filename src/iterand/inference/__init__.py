@@ -1,0 +1,1 @@
+"""A ticket as a program."""

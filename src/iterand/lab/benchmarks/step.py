@@ -1,0 +1,231 @@
+"""A step of training: dense SGD, edge-popup and IteRand, each executed in every way there is."""
+
+import copy
+import itertools
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from iterand.lab.benchmarks.table import FAILED, Notify, Options, Row, Table, attempt, reason
+from iterand.lab.benchmarks.timing import Subject, burst, forget, spread, subject, take_turns, wait
+from iterand.lab.data import Batch
+from iterand.lab.training.session import Session
+from iterand.lab.training.steps import EagerStep, Step
+from iterand.randomization import IterativeRandomization
+from iterand.selection import HAS_TRITON
+
+METHODS = ("sgd", "edge_popup", "iterand")
+PERIOD = 300
+"""K_per of all networks here."""
+
+_DENSE_RATE = 0.01  # random labels make a dense network diverge at the rate of the scores
+_BATCHES = 2
+_BURST_SECONDS = 0.15
+_WATCHED = 10  # steps in which waits of the host are counted
+_RANDOMIZATIONS = 20  # timed in a row
+
+
+def measure(options: Options, notify: Notify) -> Table:
+    """Milliseconds, memory and waits of a step for every network, way of execution and method."""
+    table = Table(
+        "step",
+        [
+            "A step of the training loop on random inputs; the methods take turns, and ratios are within a round.",
+            f"IteRand's milliseconds include a {PERIOD}th of a randomization.",
+            "Peak memory is that of a method alone, from its first step on; host syncs are those of "
+            f"{_WATCHED} steps with a randomization among them.",
+        ],
+    )
+    default = ("conv6", "resnet18", "resnet50", "resnet20") if options.on_gpu else ("conv6", "resnet20")
+    for name in options.networks or (default[:1] if options.little else default):
+        for way in chosen_ways(options):
+            table.rows += _measure(name, way, options, notify)
+    return table
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of executing a step."""
+
+    name: str
+    make: Callable[[Session], Step]
+
+
+def chosen_ways(options: Options) -> list[Way]:
+    """The ways that were asked for, or all."""
+    there = {way.name: way for way in ways(options.device)}
+    for name in options.executions:
+        if name not in there:
+            raise ValueError(f"there is no execution {name!r} on this device; there are {', '.join(there)}")
+    return [there[name] for name in options.executions or there]
+
+
+def ways(device: torch.device) -> list[Way]:
+    """The ways that there are on a device."""
+    found = [Way("eager", EagerStep)]
+    if device.type == "cuda" and HAS_TRITON:
+        from iterand.lab.training.fused import FusedStep
+
+        found += [
+            Way("fused", lambda session: FusedStep(session, compile=False, graph=False)),
+            Way("compiled", lambda session: FusedStep(session, compile=True, graph=False)),
+            Way("graph", lambda session: FusedStep(session, compile=False, graph=True)),
+            Way("compiled graph", lambda session: FusedStep(session, compile=True, graph=True)),
+        ]
+    return found
+
+
+class Contender:
+    """A network in the middle of its training."""
+
+    def __init__(self, chosen: Subject, network: nn.Module, way: Way, batches: Sequence[Batch], device: torch.device):
+        self.device = device
+        self.session = Session(chosen.recipe, copy.deepcopy(network), 1 << 20, device)
+        self.step = way.make(self.session)
+        self._batches = itertools.cycle(batches)
+        self.randomizers = [one for one in self.session.steppers if isinstance(one, IterativeRandomization)]
+
+    def run(self) -> None:
+        """One step, as in the loop."""
+        batch = next(self._batches)
+        self.step.train(batch)
+        self.session.advance(len(batch.labels))
+
+    def run_between_randomizations(self) -> None:
+        """One step after which no randomization is due."""
+        self.set_iteration(0)
+        self.run()
+
+    def set_iteration(self, iteration: int) -> None:
+        """Say how many steps ago the last randomization was."""
+        for randomizer in self.randomizers:
+            randomizer.iteration = iteration
+
+    def randomization(self) -> float | None:
+        """Milliseconds of a randomization, many in a row."""
+
+        def randomize() -> None:
+            for randomizer in self.randomizers:
+                randomizer.iteration = PERIOD - 1
+                randomizer.step()
+
+        if not self.randomizers:
+            return None
+        randomize()
+        return burst(randomize, _RANDOMIZATIONS if self.device.type == "cuda" else 1, self.device)
+
+    def host_syncs(self) -> int:
+        """How often the host waits for the device in some steps with a randomization among them."""
+        self.set_iteration(PERIOD - _WATCHED // 2)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                for _ in range(_WATCHED):
+                    self.run()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
+
+    def check(self) -> None:
+        """Numbers of a network that has diverged would say little."""
+        if not math.isfinite(float(self.session.loss_sum)):
+            raise ValueError("the network diverged on random inputs")
+
+
+def _measure(name: str, way: Way, options: Options, notify: Notify) -> list[Row]:
+    """The rows of all methods for one network and one way."""
+    device = options.device
+    subjects = {method: _subject(name, method, options) for method in METHODS}
+    network = subjects["sgd"].network()
+    batches = subjects["sgd"].batches(_BATCHES, options.batch, device)
+
+    def contender(method: str) -> Contender:
+        return Contender(subjects[method], network, way, batches, device)
+
+    rows: dict[str, Row] = {}
+    for method in METHODS:
+        notify(f"step: {name}, {way.name}, {method}")
+        precision = subjects[method].recipe.training.precision
+        head = {"network": name, "batch": options.batch, "precision": precision, "execution": way.name}
+        rows[method] = attempt(head | {"method": method}, partial(_alone, contender, method), device)
+    whole = [method for method in METHODS if FAILED not in rows[method]]
+    notify(f"step: {name}, {way.name}, in turns")
+    try:
+        timed = _in_turns({method: contender(method) for method in whole}, options) if whole else {}
+    except Exception as error:
+        timed = {method: {FAILED: reason(error)} for method in whole}
+    forget(device)
+    for method in whole:
+        rows[method] |= timed[method]
+        peak, dense = rows[method]["peak_bytes"], rows["sgd"].get("peak_bytes")
+        rows[method]["memory_ratio"] = peak / dense if peak and dense else None
+    return list(rows.values())
+
+
+def _subject(name: str, method: str, options: Options) -> Subject:
+    rate = (f"learning_rate.initial={_DENSE_RATE}",) if method == "sgd" else ()
+    return subject(name, (*options.settings, f"method.name={method}", f"period={PERIOD}", *rate))
+
+
+def _alone(contender: Callable[[str], Contender], method: str) -> Row:
+    """Peak memory and waits, while nothing else is alive; also what could not be done as asked."""
+    with _said() as sentences:
+        first = contender(method)
+        first.run()  # compilers try things out that training does not need
+        device = first.device
+        del first
+    forget(device)
+    row: Row = {"peak_bytes": None, "host_syncs": None}
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        alone = contender(method)
+        wait(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        for _ in range(3):
+            alone.run()
+        wait(device)
+        row["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
+        row["host_syncs"] = alone.host_syncs()
+    return row | ({"note": "; ".join(sentences)} if sentences else {})
+
+
+def _in_turns(contenders: dict[str, Contender], options: Options) -> dict[str, Row]:
+    rounds = options.count(gpu=21, cpu=7, short=5)
+    device = options.device
+    for one in contenders.values():
+        for _ in range(3 if options.on_gpu else 1):
+            one.run()
+    works = {method: one.run_between_randomizations for method, one in contenders.items()}
+    times = take_turns(works, rounds, _BURST_SECONDS, device)
+    rows: dict[str, Row] = {}
+    for method, one in contenders.items():
+        one.check()
+        randomization = one.randomization()
+        times[method] = [step + (randomization or 0) / PERIOD for step in times[method]]
+        rows[method] = {"milliseconds": spread(times[method]), "ratio_to_dense": None}
+        if "sgd" in times:
+            rows[method]["ratio_to_dense"] = spread([own / dense for own, dense in zip(times[method], times["sgd"])])
+        rows[method]["randomization_milliseconds"] = randomization
+    return rows
+
+
+@contextmanager
+def _said() -> Iterator[list[str]]:
+    """What the package logs in the meantime."""
+    sentences: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: sentences.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("iterand")
+    logger.addHandler(handler)
+    try:
+        yield sentences
+    finally:
+        logger.removeHandler(handler)

@@ -1,0 +1,136 @@
+"""Options of benchmarks, and the tables they fill."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from iterand.lab.benchmarks.timing import Spread, forget
+from iterand.lab.report.formatting import size
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where to measure, and what; whatever is left open is the benchmark's own choice for the device."""
+
+    device: torch.device
+    networks: tuple[str, ...] = ()
+    executions: tuple[str, ...] = ()
+    batch_size: int | None = None
+    precision: str | None = None
+    repeats: int | None = None
+    sizes: tuple[int, ...] = ()
+    examples: int | None = None
+    data_dir: Path | None = None
+    short: bool = False
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device.type == "cuda"
+
+    @property
+    def little(self) -> bool:
+        """Whether to measure small things only."""
+        return self.short and not self.on_gpu
+
+    @property
+    def batch(self) -> int:
+        """Examples a step."""
+        return self.batch_size or (32 if self.little else 128)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Batch size and precision for a recipe; bfloat16 is what GPUs are fast with, not most processors."""
+        precision = self.precision or (None if self.on_gpu else "float32")
+        return (f"batch_size={self.batch}", *([f"precision={precision}"] if precision else []))
+
+    def count(self, *, gpu: int, cpu: int, short: int) -> int:
+        """How often to measure."""
+        return self.repeats or (short if self.short else gpu if self.on_gpu else cpu)
+
+
+Row = dict[str, Any]
+"""Names, numbers, and a ``Spread`` for everything that was measured several times."""
+
+FAILED = "failed"
+"""The column that says why a row has no numbers."""
+
+Notify = Callable[[str], None]
+"""Is told what is measured now."""
+
+
+@dataclass
+class Table:
+    """The result of one benchmark."""
+
+    name: str
+    notes: list[str]
+    rows: list[Row] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        rows = [
+            {name: asdict(value) if isinstance(value, Spread) else value for name, value in row.items()}
+            for row in self.rows
+        ]
+        return {"notes": self.notes, "rows": rows}
+
+
+def attempt(row: Row, work: Callable[[], Row], device: torch.device) -> Row:
+    """The row with what the work measured, or with the reason why it could not, so that the others can go on."""
+    try:
+        return row | work()
+    except Exception as error:  # out of memory, or whatever a compiler or a driver may raise
+        return row | {FAILED: reason(error)}
+    finally:
+        forget(device)
+
+
+def reason(error: Exception) -> str:
+    """An error in a line."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+NOTE = "note"
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns that some row has a value for, in order; remarks come last."""
+    found = {name: None for row in rows for name, value in row.items() if value is not None}
+    remarks = [name for name in (NOTE, FAILED) if name in found]
+    return [name for name in found if name not in remarks] + remarks
+
+
+def heading(column: str) -> str:
+    """A column's name for people."""
+    return column.removesuffix("_bytes").replace("_", " ")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a cell is set to the right."""
+    return isinstance(value, (int, float, Mapping)) and not isinstance(value, bool)
+
+
+def cell(column: str, value: Any) -> str:
+    """A value for people: of a spread the median, and the 10th to the 90th percentile behind it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return f"{_number(value['median'])} ({_number(value['p10'])}–{_number(value['p90'])})"
+    if column.endswith("_bytes"):
+        return size(value)
+    if isinstance(value, float):
+        return _number(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _number(value: float) -> str:
+    """Four digits that count, and no power of ten."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.{3 if value >= 1 else 4}f}" if value < 10 else f"{value:.{2 if value < 100 else 1}f}"

@@ -1,0 +1,44 @@
+"""Scikit-learn's digits: 1,797 images of 8×8, which come with the installation."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from iterand.errors import extra
+from iterand.lab.data.dataset import Dataset, Located, Options, TensorSplit, fixed_order, limited
+
+_VALIDATION = 200
+_TEST = 400
+
+
+def locate(root: Path) -> Located | None:
+    """Always there: inside scikit-learn."""
+    found = importlib.util.find_spec("sklearn")
+    return Located(root, Path(found.origin).parent, "scikit-learn") if found and found.origin else None
+
+
+def load(located: Located, device: torch.device, options: Options) -> Dataset[TensorSplit]:
+    """The digits, normalised to mean 0 and deviation 1 over the training part; one fixed split for all runs."""
+    with extra("lab", "the digits data set"):
+        from sklearn.datasets import load_digits  # takes as long to import as torch
+
+    digits = load_digits()
+    images = torch.from_numpy(digits.images).float().unsqueeze(1)
+    labels = torch.from_numpy(digits.target).long()
+    sizes = [_VALIDATION, _TEST, len(labels) - _VALIDATION - _TEST]
+    validation, test, train = torch.split(fixed_order(len(labels)), sizes)
+    images = (images - images[train].mean()) / images[train].std()
+
+    def part(order: torch.Tensor) -> TensorSplit:
+        chosen = limited(order, options.limit)
+        return TensorSplit(images[chosen].to(device), labels[chosen].to(device))
+
+    return Dataset(part(train), part(validation), part(test), classes=10)
+
+
+def check(located: Located, progress: Callable[[int, int], None]) -> str:
+    """Load them."""
+    data = load(located, torch.device("cpu"), Options())
+    return f"{sum(map(len, (data.train, data.validation, data.test))):,} images"

@@ -1,0 +1,208 @@
+"""ImageNet and other trees of class folders, as images or packed."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from iterand.errors import DataError
+from iterand.lab.data.dataset import Batch, Dataset, Located, Normalizer, Options, Random, fixed_order, limited
+from iterand.lab.data.decoding import SIZE, Pixels, Task, decoded
+from iterand.lab.data.images import words_of
+from iterand.lab.data.packs import Progress, Scaling, header_of, open_pack, write_pack
+from iterand.lab.data.reading import ClassFolders, Images, same_classes, scan
+
+PARTS = ("train", "val")
+
+
+class DataWarning(UserWarning):
+    """Something is wrong with the data, but the run can go on."""
+
+
+def find_layout(folder: Path) -> str | None:
+    """What is in the folder, if both parts are."""
+    folders = [part for part in PARTS if (folder / part).is_dir()]
+    packs = [part for part in PARTS if _pack(folder, part).is_file()]
+    if {*folders, *packs} != {*PARTS}:
+        return None
+    packed = "packed" if packs == [*PARTS] else f"{''.join(packs)} packed"
+    return ", ".join(["class folders"] * bool(folders) + [packed] * bool(packs))
+
+
+def open_tree(folder: Path) -> tuple[Images, Images]:
+    """Images for training and for testing, of the same classes."""
+    train, test = (_open(folder, part) for part in PARTS)
+    same_classes(train, test)
+    return train, test
+
+
+def pack_tree(folder: Path, scaling: Scaling | None, progress: Progress) -> dict[str, Path]:
+    """Write the pack of each part beside it; one that is there and holds the same is left as it is."""
+    for part in PARTS:
+        if not (folder / part).is_dir():
+            raise DataError(f"{folder} has no class folders in {part}; a pack is written from them")
+    trees = {part: scan(folder / part) for part in PARTS}
+    same_classes(*trees.values())
+    total = sum(len(tree.files) for tree in trees.values())
+    before = 0
+
+    def advance(images: int, _: int) -> None:
+        progress(before + images, total)
+
+    for part, tree in trees.items():
+        _write(_pack(folder, part), tree, scaling, advance)
+        before += len(tree.files)
+        progress(before, total)
+    return {part: _pack(folder, part) for part in PARTS}
+
+
+def _write(path: Path, tree: ClassFolders, scaling: Scaling | None, progress: Progress) -> None:
+    header = header_of(tree, scaling)
+    try:
+        there = path.is_file() and open_pack(path).header == header
+    except DataError:
+        there = False  # damaged: written anew
+    if not there:
+        write_pack(path, tree, header, scaling, progress)
+
+
+def _open(folder: Path, part: str) -> Images:
+    """The pack if there is one of the files that are there, else the files."""
+    path = _pack(folder, part)
+    if not path.is_file():
+        return scan(folder / part)
+    packed = open_pack(path)
+    if (folder / part).is_dir() and (tree := scan(folder / part)).digest() != packed.header.tree:
+        warnings.warn(
+            f"{path} was written from other files than are in {folder / part} now, and is not used; "
+            "'iterand data pack' writes it anew",
+            DataWarning,
+            stacklevel=4,
+        )
+        return tree
+    if packed.header.short_side:
+        warnings.warn(
+            f"{path} holds images scaled to a short side of {packed.header.short_side} and compressed again, with "
+            "other pixels than the files had; remove it to use those",
+            DataWarning,
+            stacklevel=4,
+        )
+    return packed
+
+
+def _pack(folder: Path, part: str) -> Path:
+    return folder / f"{part}.pack"
+
+
+_CHECKED_TOGETHER = 64
+
+
+def locate(root: Path) -> Located | None:
+    """A tree, or packs of one, in the subfolder ``imagenet``, or the folder itself if it is one."""
+    for folder in (root / "imagenet", root):
+        layout = find_layout(folder)
+        if layout is not None:
+            return Located(root, folder, layout)
+    return None
+
+
+def load(located: Located, device: torch.device, options: Options) -> Dataset["FolderSplit"]:
+    """``train`` split 99 : 1 for training and validation, the same way in all runs; ``val`` is the test part."""
+    train, test = open_tree(located.path)
+    order = fixed_order(len(train.files))
+    held_out = max(1, round(len(order) / 100))
+    normalize = Normalizer("imagenet" if options.normalization == "default" else options.normalization, device)
+
+    def part(images: Images, chosen: Tensor) -> FolderSplit:
+        return FolderSplit(images, limited(chosen, options.limit), normalize, device, options)
+
+    return Dataset(
+        train=part(train, order[held_out:]),
+        validation=part(train, order[:held_out]),
+        test=part(test, torch.arange(len(test.files))),
+        classes=len(train.classes),
+    )
+
+
+def check(located: Located, progress: Callable[[int, int], None]) -> str:
+    """Decode every image."""
+    parts = open_tree(located.path)
+    total, done, corrupt = sum(len(part.files) for part in parts), 0, []
+    for part in parts:
+        groups = torch.split(torch.arange(len(part.files)), _CHECKED_TOGETHER)
+        tasks = (Task(part.contents(group), None) for group in groups)
+        with closing(decoded(tasks, size=_CHECKED_TOGETHER, images=len(part.files))) as results:
+            for group, (_, problems) in zip(groups, results):
+                corrupt += [part.path(int(group[place])) for place in sorted(problems)]
+                done += len(group)
+                progress(done, total)
+    if corrupt:
+        named = ", ".join(map(str, corrupt[:5])) + (", ..." if len(corrupt) > 5 else "")
+        raise DataError(f"{len(corrupt)} of {total:,} images cannot be decoded: {named}; replace or remove them")
+    packs = " and ".join(part.root.name for part in parts if part.root.is_file())
+    return f"{total:,} images of {len(parts[0].classes):,} classes, all can be decoded" + (packs and f" (from {packs})")
+
+
+def pack(located: Located, scaling: Scaling | None, progress: Callable[[int, int], None]) -> dict[str, Path]:
+    """Write the files of each part into one."""
+    return pack_tree(located.path, scaling, progress)
+
+
+class FolderSplit:
+    """Images that are decoded as they are used; one that cannot be is gray, and named in a warning."""
+
+    image_shape = (3, SIZE, SIZE)
+    """What a network gets of each image."""
+
+    def __init__(
+        self, images: Images, chosen: Tensor, normalize: Normalizer, device: torch.device, options: Options
+    ) -> None:
+        self.corrupt: dict[Path, str] = {}
+        """What could not be decoded so far, and why."""
+        self._images = images
+        self._chosen = chosen
+        self._normalize = normalize
+        self._device = device
+        self._augmented = options.augmentation != "none"
+        self._workers = options.workers
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def batches(self, order: Tensor, size: int, random: Random | None = None) -> Iterator[Batch]:
+        """Batches of normalised float32 images, decoded in the background."""
+        groups = torch.split(order.cpu(), size)
+        tasks = (self._task(index, random) for index in groups)
+        most = max(1, min(size, len(order)))
+        with closing(decoded(tasks, size=most, images=len(order), workers=self._workers)) as results:
+            for index, (pixels, problems) in zip(groups, results):
+                chosen = self._chosen[index]
+                self._report(chosen, problems)
+                labels = self._images.labels[chosen].to(self._device, non_blocking=True)
+                yield Batch((self._normalize(self._moved(pixels)),), labels)
+
+    def _task(self, index: Tensor, random: Random | None) -> Task:
+        words = words_of(index, random).numpy() if random is not None and self._augmented else None
+        return Task(self._images.contents(self._chosen[index]), words)
+
+    def _moved(self, pixels: Pixels) -> Tensor:
+        """Pixels on the device, channels first; through memory the device can copy from while the processor goes on."""
+        images = torch.from_numpy(pixels)
+        if self._device.type == "cuda":
+            images = images.pin_memory()
+        return images.to(self._device, non_blocking=True).permute(0, 3, 1, 2)
+
+    def _report(self, chosen: Tensor, problems: dict[int, str]) -> None:
+        for place, problem in sorted(problems.items()):
+            path = self._images.path(int(chosen[place]))
+            if path not in self.corrupt:
+                self.corrupt[path] = problem
+                warnings.warn(
+                    f"cannot decode {path} ({problem}); a gray image stands in its place, as for "
+                    f"{len(self.corrupt)} of {len(self):,} so far",
+                    DataWarning,
+                    stacklevel=3,
+                )

@@ -1,0 +1,286 @@
+"""Film reviews (IMDB): from the archive or the CSV to numbered words."""
+
+import contextlib
+import csv
+import gzip
+import hashlib
+import io
+import os
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from iterand.errors import DataError
+from iterand.files import atomic_write
+from iterand.lab.data.dataset import Dataset, Located, Options, first_there, fixed_order, limited
+from iterand.lab.data.download import ARCHIVES, md5
+from iterand.lab.data.reading import PORTION, damaged, members, require_memory, unreadable
+from iterand.lab.data.text import TextSplit, Vocabulary
+
+_LABELS = {"neg": 0, "pos": 1}
+_LAYOUTS = {
+    "aclImdb": "folder",
+    "train.csv": "csv",
+    "train.csv.gz": "csv",
+    "aclImdb_v1.tar.gz": "tar",
+    "aclImdb_v1.tar": "tar",
+}
+_PATTERNS = [f"{part}/{label}/*.txt" for part in ("train", "test") for label in _LABELS]
+
+
+@dataclass(frozen=True)
+class Review:
+    """What somebody wrote (``name`` is class/number_rating) and whether they liked it (1) or not (0)."""
+
+    name: str
+    text: str
+    label: int
+
+
+Reviews = dict[str, list[Review]]
+"""The reviews of ``train`` and ``test``, sorted by name, so that all layouts give the same."""
+
+
+def locate(root: Path) -> Located | None:
+    """IMDB in this folder, in whatever layout."""
+    found = first_there(root, "imdb", _LAYOUTS)
+    if found and found.layout == "csv":
+        return Located(root, found.path.parent, "csv")
+    return found
+
+
+def digest(located: Located) -> str:
+    """SHA-256 of everything that is read."""
+    total = hashlib.sha256()
+    for name, content in _contents(located):
+        total.update(f"{name} {len(content)}\n".encode() + content)
+    return total.hexdigest()
+
+
+def read(located: Located) -> Reviews:
+    """All reviews with a label."""
+    if located.layout == "csv":
+        found = {part: _read_csv(path) for part, path in zip(("train", "test"), _files(located))}
+    else:
+        found = {"train": [], "test": []}
+        for name, content in members(located.path, _PATTERNS):
+            part, label, file = name.split("/")
+            text = _decoded(content, f"{name} in {located.path}")
+            found[part].append(Review(f"{label}/{file.removesuffix('.txt')}", text, _LABELS[label]))
+    for part, reviews in found.items():
+        for kind, number in _LABELS.items():
+            if not any(review.label == number for review in reviews):
+                raise DataError(f"{located.path} has no review of the class {kind} for {part}; fetch it again")
+        reviews.sort(key=lambda review: review.name)
+    return found
+
+
+def _contents(located: Located) -> Iterator[tuple[str, bytes]]:
+    if located.layout == "folder":
+        yield from members(located.path, _PATTERNS)
+    else:
+        for path in _files(located):
+            yield path.name, _bytes(path)
+
+
+def _files(located: Located) -> list[Path]:
+    if located.layout == "tar":
+        return [located.path]
+    found = [[located.path / f"{part}{end}" for end in (".csv", ".csv.gz")] for part in ("train", "test")]
+    for choices in found:
+        if not any(path.exists() for path in choices):
+            raise DataError(f"{located.path} has no {choices[0].name} nor {choices[1].name}; put one there")
+    return [next(path for path in choices if path.exists()) for choices in found]
+
+
+def _read_csv(path: Path) -> list[Review]:
+    content = _bytes(path)
+    try:
+        text = _decoded(_decompressed(content, path) if path.suffix == ".gz" else content, str(path))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise damaged(path, error) from None
+    rows = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        return [_review(row, f"line {rows.line_num} of {path}") for row in rows]
+    except csv.Error as error:
+        raise DataError(f"line {rows.line_num} of {path} is no csv ({error}); fetch it again") from None
+
+
+def _review(row: dict[str, str | None], where: str) -> Review:
+    name, text, label = row.get("id"), row.get("text"), row.get("label")
+    if name is None or text is None or label is None:
+        raise DataError(f"{where} lacks one of the columns id, label, text")
+    if label not in ("0", "1"):
+        raise DataError(f"{where} has label {label!r}, but labels are 0 (negative) and 1 (positive)")
+    return Review(name, text, int(label))
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        require_memory(2 * path.stat().st_size, path)  # as bytes and as text
+        return path.read_bytes()
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def _decompressed(content: bytes, path: Path) -> bytes:
+    """The bytes, of which there may be a thousand times as many."""
+    found = []
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        while portion := file.read(PORTION):
+            require_memory(2 * len(portion), path)
+            found.append(portion)
+    return b"".join(found)
+
+
+def _decoded(content: bytes, where: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not UTF-8 ({error.reason} at byte {error.start}); fetch it again") from None
+
+
+Value = TypeVar("Value")
+
+
+def cached(
+    root: Path,
+    name: str,
+    make: Callable[[], Value],
+    dump: Callable[[Value], bytes],
+    parse: Callable[[bytes], Value],
+) -> Value:
+    """What ``make`` gives, from the cache if it is there and can be parsed.
+
+    The name must hold a digest of everything the value depends on, so that a cache is never out of date.
+    """
+    places = [folder / name for folder in (root / "cache", _user_cache())]
+    for path in places:
+        with contextlib.suppress(OSError, ValueError):
+            return parse(path.read_bytes())
+    value = make()
+    for path in places:
+        with contextlib.suppress(OSError):
+            atomic_write(path, dump(value))
+            break
+    return value
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iterand"
+
+
+__all__ = ["check", "load", "locate"]
+
+PUBLISHED = 25_000
+"""How many reviews there are for training, and how many for testing."""
+
+_VERSION = 1  # of the tokenizer, the vocabulary and the split: part of the cache's name
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Encoded reviews, one after the other."""
+
+    tokens: Tensor
+    lengths: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    parts: dict[str, _Part]
+    vocabulary: Vocabulary
+
+
+def load(located: Located, device: torch.device, options: Options) -> Dataset[TextSplit]:
+    """17,500 / 7,500 / 25,000 reviews; which are for validation is the same in all runs."""
+    encoded = cached(
+        located.root,
+        f"imdb-{_VERSION}-{digest(located)[:32]}.safetensors",
+        lambda: _encode(read(located)),
+        _dump,
+        _parse,
+    )
+
+    def part(name: str) -> TextSplit:
+        found = encoded.parts[name]
+        chosen = limited(torch.arange(len(found.labels)), options.limit)
+        pieces = torch.split(found.tokens, found.lengths.tolist())
+        tokens = torch.cat([pieces[index] for index in chosen.tolist()])
+        return TextSplit(
+            tokens.to(device), found.lengths[chosen], found.labels[chosen].to(device), encoded.vocabulary
+        )  # fmt: skip
+
+    return Dataset(part("train"), part("validation"), part("test"), classes=2)
+
+
+def check(located: Located, progress: Callable[[int, int], None]) -> str:
+    """Compare the archive's checksum with the published one, and count the reviews."""
+    archive = ARCHIVES["imdb"]
+    if located.path.name == archive.name and md5(located.path) != archive.md5:
+        raise DataError(
+            f"{located.path} differs from the published file (MD5 {archive.md5}); remove it and fetch it again"
+        )
+    found = read(located)
+    for part, entries in found.items():
+        liked = sum(entry.label for entry in entries)
+        if (len(entries), liked) != (PUBLISHED, PUBLISHED // 2):
+            raise DataError(
+                f"{located.path} has {liked:,} positive of {len(entries):,} reviews for {part}, "
+                f"but {PUBLISHED // 2:,} of {PUBLISHED:,} were published; fetch it again"
+            )
+    return f"{sum(map(len, found.values())):,} reviews, half of them positive"
+
+
+def _encode(found: Reviews) -> _Encoded:
+    train = found["train"]
+    order = fixed_order(len(train)).tolist()
+    held_out = len(train) * 3 // 10
+    parts = {
+        "train": [train[index] for index in order[held_out:]],
+        "validation": [train[index] for index in order[:held_out]],
+        "test": found["test"],
+    }
+    vocabulary = Vocabulary.most_frequent(review.text for review in parts["train"])
+    return _Encoded({name: _encode_part(part, vocabulary) for name, part in parts.items()}, vocabulary)
+
+
+def _encode_part(part: list[Review], vocabulary: Vocabulary) -> _Part:
+    if not part:
+        raise DataError("there are too few reviews: of those to train on three in ten are held out, at least one")
+    encoded = [vocabulary.encode(review.text) for review in part]
+    return _Part(
+        torch.from_numpy(np.concatenate(encoded)),
+        torch.tensor([len(tokens) for tokens in encoded]),
+        torch.tensor([review.label for review in part]),
+    )
+
+
+def _dump(encoded: _Encoded) -> bytes:
+    words = "\n".join(encoded.vocabulary.words).encode()
+    tensors = {"words": torch.tensor(list(words), dtype=torch.uint8)}
+    for name, part in encoded.parts.items():
+        tensors |= {f"{name}.{key}": value for key, value in vars(part).items()}
+    return safetensors.torch.save(tensors)
+
+
+def _parse(content: bytes) -> _Encoded:
+    try:
+        tensors = safetensors.torch.load(content)
+        words = tensors["words"].numpy().tobytes().decode().split("\n")
+        parts = {
+            name: _Part(*(tensors[f"{name}.{key}"] for key in ("tokens", "lengths", "labels")))
+            for name in ("train", "validation", "test")
+        }
+    except (safetensors.SafetensorError, KeyError) as error:
+        raise ValueError(f"the cache is damaged: {error}") from None
+    return _Encoded(parts, Vocabulary(words))

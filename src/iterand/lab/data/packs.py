@@ -1,0 +1,255 @@
+"""Packs: a tree of images as one file, read without searching folders."""
+
+import hashlib
+import io
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from iterand.errors import DataError, extra
+from iterand.lab.data.decoding import prefetched, processors
+from iterand.lab.data.download import PART, alone
+from iterand.lab.data.reading import ClassFolders, Stretch, read, unreadable
+
+MAGIC = b"ITERPACK"
+VERSION = 1
+LONGEST = (1 << 32) - 1  # bytes of an image
+START = struct.Struct("<8sII")
+RECORD = struct.Struct("<II")
+END = struct.Struct("<QQ32s8s")
+INDEX = np.dtype([("start", "<u8"), ("length", "<u4"), ("checksum", "<u4")])
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a pack holds: images of these classes, so many of each, of a tree with this digest.
+
+    Images are the files as they are, or scaled to a short side and compressed again.
+    """
+
+    classes: dict[str, int]
+    tree: str
+    short_side: int | None = None
+    quality: int | None = None
+
+    def to_bytes(self) -> bytes:
+        """The start of the file."""
+        text = json.dumps(asdict(self)).encode()
+        return START.pack(MAGIC, VERSION, len(text)) + text
+
+    @property
+    def images(self) -> int:
+        """How many there are."""
+        return sum(self.classes.values())
+
+
+@dataclass(frozen=True)
+class PackedImages:
+    """The images of a pack."""
+
+    root: Path
+    header: Header
+    files: tuple[str, ...]
+    index: NDArray[np.void]
+    labels: Tensor
+    changed: int
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What the labels stand for."""
+        return tuple(self.header.classes)
+
+    def path(self, index: int) -> Path:
+        """The pack, and what the image was called in the tree."""
+        return self.root / self.classes[int(self.labels[index])] / self.files[index]
+
+    def contents(self, index: Tensor) -> list[Stretch]:
+        """Where to read some of the images."""
+        path = str(self.root)
+        entries = self.index[index.numpy()].tolist()
+        return [Stretch(path, start, length, checksum, self.changed) for start, length, checksum in entries]
+
+
+def open_pack(path: Path) -> PackedImages:
+    """Read the index of a pack; one that is not whole is refused."""
+    try:
+        with path.open("rb") as file:
+            return _read(file, path)
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def read_header(file: BinaryIO) -> tuple[Header, bytes]:
+    """The header at the start of a file, and its bytes; a ValueError says what is wrong with it."""
+    start = file.read(START.size)
+    if len(start) < START.size or not start.startswith(MAGIC):
+        raise ValueError("it does not start as a pack does")
+    _, version, length = START.unpack(start)
+    if version != VERSION:
+        raise ValueError(f"it has version {version}, and this iterand reads version {VERSION}")
+    text = file.read(min(length, os.fstat(file.fileno()).st_size))
+    try:
+        header = Header(**json.loads(text))
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError("its header cannot be read") from None
+    counts = header.classes.values() if isinstance(header.classes, dict) else [-1]
+    if any(type(count) is not int or count < 0 for count in counts):
+        raise ValueError("its header cannot be read")
+    return header, start + text
+
+
+def _read(file: BinaryIO, path: Path) -> PackedImages:
+    try:
+        header, start = read_header(file)
+        index, names = _read_end(file, header, start)
+    except ValueError as error:
+        raise DataError(f"{path} is not a whole pack: {error}; remove it, and write it again if you like") from None
+    labels = torch.repeat_interleave(torch.tensor(list(header.classes.values()), dtype=torch.int64))
+    files = tuple(os.fsdecode(names).split("\0"))
+    return PackedImages(path, header, files, index, labels, os.fstat(file.fileno()).st_mtime_ns)
+
+
+def _read_end(file: BinaryIO, header: Header, start: bytes) -> tuple[NDArray[np.void], bytes]:
+    size = os.fstat(file.fileno()).st_size
+    file.seek(max(len(start), size - END.size))
+    end = file.read()
+    if len(end) != END.size or not end.endswith(MAGIC):
+        raise ValueError("it is cut short")
+    index_start, names_length, digest, _ = END.unpack(end)
+    index_length = INDEX.itemsize * header.images
+    if index_start + index_length + names_length + END.size != size or index_start < len(start):
+        raise ValueError("its parts do not make up its length")
+    file.seek(index_start)
+    content = file.read(index_length + names_length)
+    if hashlib.sha256(start + content).digest() != digest:
+        raise ValueError("its index is damaged")
+    index, names = np.frombuffer(content[:index_length], INDEX), content[index_length:]
+    ends = index["start"] + index["length"]
+    if names.count(b"\0") + 1 != header.images or (index["start"] < len(start)).any() or (ends > index_start).any():
+        raise ValueError("its index is damaged")
+    return index, names
+
+
+Progress = Callable[[int, int], None]
+"""Told how many images are in the file, and of how many."""
+
+QUALITY = 95
+_TOGETHER = 256  # images read before they are written
+_AHEAD = 2
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Images are scaled to this short side, if theirs is longer, and compressed again: faster, but other pixels."""
+
+    short_side: int
+    quality: int = QUALITY
+
+    def __post_init__(self) -> None:
+        if not 224 <= self.short_side <= 4096:
+            raise ValueError(f"the short side is {self.short_side}; it is from 224, what networks see, to 4096 pixels")
+        if not 1 <= self.quality <= 100:
+            raise ValueError(f"the quality is {self.quality}; it is that of a JPEG file, from 1 to 100")
+
+    def __call__(self, content: bytes) -> bytes:
+        """The image scaled; one that is small enough or cannot be decoded as it is."""
+        with extra("lab", "scaling images"):
+            from PIL import Image
+        try:
+            with Image.open(io.BytesIO(content)) as file:
+                short = min(file.size)
+                if short <= self.short_side:
+                    return content
+                width, height = (self.short_side * side // short for side in file.size)
+                scaled = file.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+        except Exception:  # a damaged file can raise anything; who uses the pack is told
+            return content
+        written = io.BytesIO()
+        scaled.save(written, "JPEG", quality=self.quality)
+        return written.getvalue()
+
+
+def header_of(images: ClassFolders, scaling: Scaling | None) -> Header:
+    """What a pack of these images starts with."""
+    counts = torch.bincount(images.labels, minlength=len(images.classes)).tolist()
+    classes = dict(zip(images.classes, counts))
+    if scaling is None:
+        return Header(classes, images.digest())
+    return Header(classes, images.digest(), scaling.short_side, scaling.quality)
+
+
+def write_pack(path: Path, images: ClassFolders, header: Header, scaling: Scaling | None, progress: Progress) -> None:
+    """Write the pack beside its place and rename it; a ``.part`` file of the same images and settings is continued."""
+    part = path.with_name(path.name + PART)
+    with alone(path, "packed"):
+        part.touch()
+        with part.open("r+b") as file:
+            records = _continued(file, header, progress)
+            for content in _contents(images, len(records), scaling):
+                checksum = zlib.crc32(content)
+                file.write(RECORD.pack(len(content), checksum))
+                records.append((file.tell(), len(content), checksum))
+                file.write(content)
+                progress(len(records), header.images)
+            index = np.array(records, INDEX).tobytes() + os.fsencode("\0".join(images.files))
+            digest = hashlib.sha256(header.to_bytes() + index).digest()
+            place = file.tell()
+            file.write(index)
+            file.write(END.pack(place, len(index) - INDEX.itemsize * len(records), digest, MAGIC))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+
+
+def _continued(file: BinaryIO, header: Header, progress: Progress) -> list[tuple[int, int, int]]:
+    """Start, length and checksum of the images that are in the file already; what follows the last whole one is cut."""
+    file.seek(0)
+    records: list[tuple[int, int, int]] = []
+    try:
+        found, start = read_header(file)
+    except ValueError:
+        found, start = None, b""
+    if found != header:
+        file.seek(0)
+        file.truncate()
+        file.write(header.to_bytes())
+        return records
+    end = len(start)
+    while len(records) < header.images:
+        record = file.read(RECORD.size)
+        if len(record) < RECORD.size:
+            break
+        length, checksum = RECORD.unpack(record)
+        content = file.read(length)
+        if len(content) < length or zlib.crc32(content) != checksum:
+            break
+        records.append((end + RECORD.size, length, checksum))
+        end += RECORD.size + length
+        progress(len(records), header.images)
+    file.seek(end)
+    file.truncate()
+    return records
+
+
+def _contents(images: ClassFolders, start: int, scaling: Scaling | None) -> Iterator[bytes]:
+    """The bytes of all images from ``start`` on, as they are to be packed."""
+
+    def content(path: str) -> bytes:
+        found = read(path)
+        if len(found) > LONGEST:
+            raise DataError(f"{path} has {len(found):,} bytes; no image is that large: remove it")
+        return found if scaling is None else scaling(found)
+
+    groups = (images.contents(index) for index in torch.split(torch.arange(start, len(images.files)), _TOGETHER))
+    for group in prefetched(content, groups, workers=processors(), ahead=_AHEAD):
+        yield from group

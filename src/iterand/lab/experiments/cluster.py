@@ -1,0 +1,211 @@
+"""The Ray engine: the same tasks and events as the local engine, on the machines of a Ray cluster.
+
+Ray places the runs and starts one again whose worker is lost. Run folders lie on a path that all machines share, so
+such a run goes on from its last checkpoint."""
+
+import importlib.util
+import logging
+import math
+import os
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Any
+
+from iterand.errors import IterandError, MissingExtraError
+from iterand.lab.data.dataset import data_folder
+from iterand.lab.experiments.local import Event, Reporter, Task, UnforeseenError, do
+from iterand.lab.training.environment import Interrupted, StopRequest, stop_request
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.util.queue import Queue
+
+RETRIES = 3  # of a run whose worker or machine is lost
+_NOTED = Path("/tmp/ray/ray_current_cluster")  # where ray start notes its address for auto, and leaves it if killed
+_STORE_BYTES = 100 * 2**20  # records are small; Ray would take a third of the memory
+_SECONDS_TO_ANSWER = 5.0
+_SECONDS_TO_SAVE = 30.0
+_SECONDS_A_LOOK = 0.3
+
+
+@contextmanager
+def connected(address: str | None, jobs: int | None = None) -> Iterator["Cluster"]:
+    """A Ray cluster: the one at an address (``auto`` finds it), or one of this machine alone that ends with the block.
+
+    Leaving the block stops the runs that still go on; they save themselves.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise MissingExtraError("ray", "running on a cluster (--engine ray)", "ray")
+    import ray
+
+    with ExitStack() as cleanup:
+        cleanup.callback(ray.shutdown)
+        with stop_request() as request:  # a Ray that is interrupted while it starts leaves processes behind
+            _start(address, jobs)
+        if request.asked:
+            raise Interrupted
+        # Anew, since Ray has put its own handler of signals in place.
+        yield Cluster(ray.cluster_resources().get("GPU", 0.0), cleanup.enter_context(stop_request()), cleanup)
+
+
+def _start(address: str | None, jobs: int | None) -> None:
+    import ray
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        ray.init("local", num_cpus=jobs, include_dashboard=False, object_store_memory=_STORE_BYTES, **quiet)
+        return
+    _check_address(address)
+    try:
+        ray.init(address, **quiet)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise IterandError(_no_cluster(address, error)) from error
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A Ray cluster that this process is connected to."""
+
+    gpus: float
+    request: StopRequest
+    cleanup: ExitStack
+
+    def device(self, name: str) -> str:
+        """The device of the runs: ``auto`` is a GPU where the cluster has one."""
+        if name not in ("auto", "cpu", "cuda"):
+            raise ValueError(
+                f"device is {name!r}; with Ray it must be auto, cpu or cuda, since Ray chooses which GPU a run gets"
+            )
+        if name == "cuda" and not self.gpus:
+            raise ValueError("device is 'cuda', but the Ray cluster has no GPU; use --device cpu")
+        return "cuda" if self.gpus and name != "cpu" else "cpu"
+
+    def gpus_per_run(self, asked: float | None, device: str, jobs: int | None) -> float:
+        """The share of a GPU that a run gets: what is asked for, else so much that as many runs as asked for fit."""
+        if asked is None:
+            return 1 / math.ceil(max(1.0, (jobs or 1) / self.gpus)) if device == "cuda" else 0.0
+        if not 0 < asked <= 1:
+            raise ValueError(f"--gpus-per-run is {asked:g}; it must be above 0 and at most 1: a run uses one GPU")
+        if device != "cuda":
+            raise ValueError(f"--gpus-per-run is {asked:g}, but the runs are to be on the CPU; leave it out")
+        return asked
+
+    def run_tasks(self, tasks: Sequence[Task], jobs: int, gpus: float = 0.0) -> Iterator[Event]:
+        """Do the tasks, at most ``jobs`` at a time and as the cluster has room, and say how they go."""
+        import ray
+        from ray.util.queue import Queue
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        # The queue of news stays on this machine: another may be lost.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
+        self.cleanup.callback(queue.shutdown, force=True)
+        mark = self._mark(tasks[0].folder.absolute().parent)
+        work = ray.remote(_work).options(num_cpus=1, num_gpus=gpus, max_retries=RETRIES)
+        waiting, running = list(enumerate(tasks)), dict["ObjectRef[Any]", Task]()
+        self.cleanup.callback(_stop, running)
+        while waiting or running:
+            if self.request.asked:
+                raise Interrupted
+            while waiting and len(running) < jobs:
+                number, task = waiting.pop(0)
+                running[work.remote(_anywhere(task), number, sys.argv, mark, queue)] = task
+            ended, _ = ray.wait(list(running), timeout=_SECONDS_A_LOOK)
+            for number, kind, value in queue.get_nowait_batch(queue.size()):
+                yield Event(kind, tasks[number], value)
+            for reference in ended:
+                kind, value = _outcome(reference)
+                yield Event(kind, running.pop(reference), value)
+
+    def _mark(self, base: Path) -> Path:
+        """A file beside the run folders: a machine that does not see it does not share them."""
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            return Path(self.cleanup.enter_context(NamedTemporaryFile(dir=base, prefix=".shared-")).name)
+        except OSError as error:
+            raise IterandError(f"cannot write to the folder of the runs {base}: {error.strerror or error}") from error
+
+
+def _anywhere(task: Task) -> Task:
+    """The task for a process with another working folder and other environment variables."""
+    return replace(task, folder=task.folder.absolute(), data_dir=data_folder(task.data_dir).absolute())
+
+
+def _outcome(reference: "ObjectRef[Any]") -> tuple[str, dict[str, Any]]:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        kind, value = ray.get(reference)
+        return kind, value
+    except RayTaskError as error:  # before the run began: no iterand on that machine, or no GPU that torch can use
+        return "failed", {"error": f"its worker could not start it: {_first_line(error.cause)}"}
+    except RayError as error:
+        return "failed", {"error": f"Ray gave it up, {RETRIES} retries included: {_first_line(error)}"}
+
+
+def _stop(running: dict["ObjectRef[Any]", Task]) -> None:
+    """Let the runs save themselves; what does not end soon is ended."""
+    import ray
+
+    references = list(running)
+    for reference in references:
+        ray.cancel(reference)  # not begun: never is; else what Ctrl-C would do there: it saves itself at the next step
+    left = ray.wait(references, num_returns=len(references), timeout=_SECONDS_TO_SAVE)[1] if references else []
+    for reference in left:
+        ray.cancel(reference, force=True)
+
+
+def _check_address(address: str) -> None:
+    """Refuse at once what Ray itself would try for minutes."""
+    if "://" in address:
+        raise ValueError(
+            f"--address is {address!r}; it must be HOST:PORT or auto, given on a machine of the cluster: "
+            "from outside, send the command there with ray job submit"
+        )
+    if address == "auto" and _NOTED.exists():
+        address = _NOTED.read_text().strip()
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), _SECONDS_TO_ANSWER).close()
+        except (OSError, OverflowError) as error:
+            raise IterandError(_no_cluster(address, error)) from error
+
+
+def _no_cluster(address: str, error: Exception) -> str:
+    return (
+        f"no Ray cluster to use at {address!r} ({_first_line(error)}); start one with ray start --head, "
+        "set RAY_AUTH_MODE=token if it asks for a token, or leave --address out to use this machine alone"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def _work(task: Task, number: int, command: list[str], mark: Path, queue: "Queue") -> tuple[str, dict[str, Any]]:
+    """What a worker does. Ray gives it the main thread, so that signals, and with them a stop, reach the run."""
+    from ray.exceptions import RayError
+
+    def say(kind: str, value: dict[str, Any]) -> None:
+        with suppress(RayError):  # nobody listens any more: the run goes on all the same
+            queue.put_nowait((number, kind, value))
+
+    sys.argv = command  # the record names the command, not Ray's
+    host = socket.gethostname()
+    say("started", {"host": host, "pid": os.getpid()})
+    if not mark.exists():
+        return "failed", {"error": f"{host} does not see {mark.parent}: --out must lie on a path all machines share"}
+    try:
+        event = do(task, Reporter(lambda value: say("progress", value)))
+    except UnforeseenError as error:
+        return "failed", {"error": str(error)}
+    return event.kind, event.value

@@ -1,0 +1,91 @@
+"""Experiments that are not in the paper: its point on a laptop, the recipes we recommend, and what each part brings."""
+
+from iterand.lab.experiments.experiment import Axis, Cell, Experiment, PaperNumber, find_number
+from iterand.lab.experiments.library import find_recipe
+from iterand.lab.experiments.paper import CIFAR10, OPENLTH, SPARSITIES
+from iterand.lab.training import recipe_file
+from iterand.lab.training.recipe import Recipe
+
+
+def digits() -> Experiment:
+    """Three methods in a minute, without a download."""
+    iterand = find_recipe("digits")
+    edge_popup = recipe_file.override(iterand, ["method.name=edge_popup"])
+    sgd = recipe_file.override(iterand, ["method.name=sgd", "learning_rate.initial=0.02"])
+    cells = tuple(
+        Cell(label, recipe, (("method", label),))
+        for label, recipe in (("SGD", sgd), ("edge-popup", edge_popup), ("IteRand", iterand))
+    )
+    return Experiment("digits", "The point of the paper on a laptop: three methods, one narrow network", cells, seeds=3)
+
+
+DENSE = {"Conv6": "conv6", "ResNet18": "resnet18", "ResNet20": "resnet20", "VGG11": "vgg11"}
+"""The networks whose weights are also trained, with the data and the epochs of our recipes."""
+
+PRUNED = {"ResNet20": (0.5, 0.9, 0.99), "VGG11": (0.5, 0.99)}
+"""The sparsities at which iterative magnitude pruning is run with the data and the settings of dense SGD."""
+
+
+def best() -> Experiment:
+    """Our recipes at the cells of the paper's tables, beside dense SGD and magnitude pruning on the same data."""
+    cells = [_cell(network, "dense SGD", find_recipe(f"best-{base}-sgd"), 0.0) for network, base in DENSE.items()]
+    cells.append(_cell("ResNet18", "IteRand", find_recipe("best-resnet18", ["sparsity=0.9"]), 0.9))
+    for network, base in CIFAR10.items():
+        number = find_number("figure2", {"network": network, "method": "IteRand (SC)", "width": 1.0})
+        recipe = find_recipe(f"best-{base}")
+        cells.append(_cell(network, "IteRand", recipe, recipe.method.sparsity, number))
+    for network, base in OPENLTH.items():
+        for sparsity in SPARSITIES:
+            number = find_number("imp", {"network": network, "method": "IMP", "sparsity": sparsity})
+            recipe = find_recipe(f"best-{base}", [f"sparsity={sparsity}"])
+            cells.append(_cell(network, "IteRand", recipe, sparsity, number))
+    for network, sparsities in PRUNED.items():
+        for sparsity in sparsities:
+            recipe = find_recipe(f"best-{DENSE[network]}-imp", [f"sparsity={sparsity}"])
+            cells.append(_cell(network, "IMP", recipe, sparsity))
+    return Experiment(
+        "best",
+        "What we recommend, beside the paper's IteRand (Conv6, ResNet18, ResNet34), its IMP (VGG11, ResNet20), and "
+        "dense SGD and IMP on the same data",
+        tuple(cells),
+        seeds=3,
+        where="ours",
+        plot="bars",
+    )
+
+
+def _cell(network: str, method: str, recipe: Recipe, sparsity: float, number: PaperNumber | None = None) -> Cell:
+    axes: tuple[Axis, ...] = (("network", network), ("method", method), ("sparsity", sparsity))
+    parts = (network, method if method != "IteRand" else "", f"p = {sparsity:g}" if sparsity else "")
+    return Cell(", ".join(filter(None, parts)), recipe, axes, number)
+
+
+PARTS = {
+    "all of it": [],
+    "ranked in each layer": ["ranking=layer"],
+    "any pruned weight redrawn, r = 0.1": ["candidates=pruned", "redrawn_scores=stay", "rate=0.1"],
+    "nothing redrawn": ["method.name=edge_popup"],
+    "norms fixed": ["norms=fixed"],
+    "p constant": ["sparsity_schedule=constant"],
+    "running statistics": ["norm_statistics=running"],
+}
+"""What can be taken out of the recipes ``best-*``, one at a time."""
+
+
+def parts() -> Experiment:
+    """A short search that forgets twice as fast, so that three seeds of everything take minutes."""
+    cells = list[Cell]()
+    for sparsity in (0.5, 0.9, 0.99):
+        whole = find_recipe("best-resnet20", [f"sparsity={sparsity}"])
+        short = ["epochs=40", f"weight_decay={2 * whole.optimizer.weight_decay}"]
+        for label, changes in PARTS.items():
+            axes = (("sparsity", sparsity), ("recipe", label))
+            cells.append(Cell(f"p = {sparsity:g}, {label}", recipe_file.override(whole, [*short, *changes]), axes))
+    return Experiment(
+        "parts",
+        "What each part of our recipes brings: ResNet20, 40 epochs, one part left out at a time",
+        tuple(cells),
+        seeds=3,
+        where="ours",
+        plot="bars",
+    )

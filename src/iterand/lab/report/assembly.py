@@ -1,0 +1,292 @@
+"""From record files to a report: which record belongs to which cell."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from iterand.checks import is_text
+from iterand.errors import IterandError
+from iterand.lab.experiments.catalog import experiment_names, find_experiment
+from iterand.lab.experiments.experiment import Cell, Experiment
+from iterand.lab.experiments.library import profile_names
+from iterand.lab.report.formatting import Comparison, Summary, compare, summarize
+from iterand.lab.training import recipe_file
+from iterand.lab.training.folder import _RECORD_FAMILY, PER_EPOCH, RECORD, check_record, read_record
+from iterand.lab.training.recipe import Recipe
+
+_BEGINNING = 1 << 20  # characters
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One complete run."""
+
+    path: Path
+    recipe: Recipe
+    result: Mapping[str, Any]
+    metrics: tuple[Mapping[str, float], ...]
+    seconds: float
+    environment: Mapping[str, Any]
+    written: float
+    """When its file was last written, to tell the newer of two."""
+
+    def number(self, key: str) -> float | None:
+        """An entry of the result, where it has such a number."""
+        value = self.result.get(key)
+        return None if value is None else float(value)
+
+
+@dataclass(frozen=True)
+class Records:
+    """What a folder holds: the records, and a sentence for each file that is a damaged one."""
+
+    found: tuple[Record, ...]
+    damaged: tuple[str, ...]
+
+
+def read_records(folder: Path) -> Records:
+    """All records under ``folder``, in the order of their paths; other JSON files are passed over."""
+    if not folder.is_dir():
+        raise IterandError(f"{folder} is not a folder; name the one that holds the runs or their records")
+    found, damaged = list[Record](), list[str]()
+    for path in sorted(folder.rglob("*.json")):
+        name = path.relative_to(folder)
+        try:
+            value = _read(path)
+            if value is not None:
+                found.append(_record(value, name, path.stat().st_mtime))
+        except (IterandError, OSError) as error:
+            damaged.append(f"{_as_text(name)}: {error}")
+    return Records(tuple(found), tuple(damaged))
+
+
+def _read(path: Path) -> Any:
+    """What a file holds that is, or should be, a record; None for another file."""
+    try:
+        value = read_record(path)
+    except IterandError:
+        if path.name == RECORD or _names_format(path):
+            raise
+        return None
+    kind = value.get("format") if isinstance(value, dict) else None
+    return value if path.name == RECORD or str(kind).startswith(_RECORD_FAMILY) else None
+
+
+def _names_format(path: Path) -> bool:
+    """Whether a file that cannot be read begins like a record."""
+    if not path.is_file():
+        return False
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return _RECORD_FAMILY in file.read(_BEGINNING)
+
+
+def _record(value: Any, name: Path, written: float) -> Record:
+    record = check_record(value)
+    if not is_text(str(name)):
+        raise IterandError("its path is not UTF-8, so no page can name it; rename its folder")
+    curves = tuple({key: float(epoch[key]) for key in PER_EPOCH} for epoch in record["metrics"])
+    recipe = recipe_file.from_dict(record["recipe"])
+    return Record(name, recipe, record["result"], curves, float(record["seconds"]), record["environment"], written)
+
+
+def _as_text(name: Path) -> str:
+    return str(name).encode("utf-8", "backslashreplace").decode()
+
+
+def identity(recipe: Recipe) -> str:
+    """What a recipe is apart from its seed, name and description: cells and records meet by it."""
+    values = recipe_file.as_dict(replace(recipe, seed=0))
+    return recipe_file.digest(recipe_file.from_dict(values))  # reading it turns a whole number into the float it is
+
+
+@dataclass(frozen=True)
+class SetAside:
+    """A record that does not count, since a newer one has the same recipe and seed."""
+
+    record: Record
+    newer: Record
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Records by what their recipe is; in a group each seed stands once."""
+
+    by_identity: Mapping[str, tuple[Record, ...]]
+    set_aside: tuple[SetAside, ...]
+
+    def of(self, recipe: Recipe) -> tuple[Record, ...]:
+        """The records of a cell with this recipe, in the order of their seeds."""
+        return self.by_identity.get(identity(recipe), ())
+
+
+def group(records: Iterable[Record]) -> Groups:
+    """Put together what belongs together; of two records with one recipe and seed the newest counts."""
+    newest: dict[tuple[str, int], Record] = {}
+    older: list[tuple[tuple[str, int], Record]] = []
+    for record in sorted(records, key=lambda record: (-record.written, record.path)):
+        key = identity(record.recipe), record.recipe.seed
+        if key in newest:
+            older.append((key, record))
+        else:
+            newest[key] = record
+    groups: dict[str, list[Record]] = {}
+    for (name, _), record in sorted(newest.items()):
+        groups.setdefault(name, []).append(record)
+    return Groups(
+        {name: tuple(members) for name, members in groups.items()},
+        tuple(SetAside(record, newest[key]) for key, record in older),
+    )
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number that each run has."""
+
+    title: str
+    of: Callable[[Record], float]
+    lower_is_better: bool = False
+
+
+_MEASURES = {
+    "test_accuracy": Measure("test accuracy (%)", lambda record: float(record.result["test_accuracy"])),
+    "validation_accuracy": Measure(
+        "validation accuracy (%)", lambda record: float(record.metrics[-1]["validation_accuracy"])
+    ),
+    "seconds": Measure("training time (s)", lambda record: record.seconds, lower_is_better=True),
+}
+
+
+def measure(experiment: Experiment) -> Measure:
+    """What this experiment is about."""
+    return _MEASURES[experiment.measure]
+
+
+@dataclass(frozen=True)
+class CellOutcome:
+    """A cell, its runs and what they say."""
+
+    cell: Cell
+    runs: tuple[Record, ...]
+    summary: Summary | None
+    comparison: Comparison | None
+    """Against the paper, where both have a number."""
+
+    def mean(self, key: str) -> float | None:
+        """The mean of an entry of the runs' results, where all have it."""
+        numbers = [number for run in self.runs if (number := run.number(key)) is not None]
+        return sum(numbers) / len(numbers) if numbers and len(numbers) == len(self.runs) else None
+
+    @property
+    def seconds(self) -> float | None:
+        """How long a run took, in the mean."""
+        return sum(run.seconds for run in self.runs) / len(self.runs) if self.runs else None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An experiment and what became of its cells."""
+
+    experiment: Experiment
+    cells: tuple[CellOutcome, ...]
+
+    @cached_property
+    def runs(self) -> tuple[Record, ...]:
+        """All its runs, each once, though two cells may share one."""
+        return tuple({id(run): run for cell in self.cells for run in cell.runs}.values())
+
+    @property
+    def done(self) -> int:
+        """How many cells have a result."""
+        return sum(cell.summary is not None for cell in self.cells)
+
+    def verdicts(self, *kinds: str) -> int:
+        """How many cells compare like this with the paper."""
+        return sum(cell.comparison is not None and cell.comparison.verdict in kinds for cell in self.cells)
+
+
+@dataclass(frozen=True)
+class Stranger:
+    """A record whose settings are those of no cell here, and the profiles in which they are."""
+
+    record: Record
+    profiles: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything a reader may ask for."""
+
+    profile: str
+    scale: str
+    outcomes: tuple[Outcome, ...]
+    dry: tuple[Outcome, ...]
+    """The experiments of which there are dry runs; these never count as results."""
+    strangers: tuple[Stranger, ...]
+    """What belongs to no cell."""
+    set_aside: tuple[SetAside, ...]
+    damaged: tuple[str, ...]
+
+    @cached_property
+    def runs(self) -> tuple[Record, ...]:
+        """All runs that count, each once."""
+        return tuple({id(run): run for outcome in self.outcomes for run in outcome.runs}.values())
+
+    @property
+    def started(self) -> tuple[Outcome, ...]:
+        """The experiments with at least one result."""
+        return tuple(outcome for outcome in self.outcomes if outcome.done)
+
+    @property
+    def open(self) -> tuple[Outcome, ...]:
+        """The experiments without a result."""
+        return tuple(outcome for outcome in self.outcomes if not outcome.done)
+
+    def command(self, outcome: Outcome) -> str:
+        """The command that runs what is missing of an experiment."""
+        profile = "" if self.profile == "paper" else f" --profile {self.profile}"
+        scale = "" if self.scale == "full" else f" --scale {self.scale}"
+        return f"iterand reproduce {outcome.experiment.name}{profile}{scale}"
+
+
+def read_report(folder: Path, *, profile: str = "paper", scale: str = "full") -> Report:
+    """Read the records under ``folder`` and lay them beside the experiments."""
+    records = read_records(folder)
+    groups = group(records.found)
+
+    def outcomes(scale: str) -> tuple[Outcome, ...]:
+        return tuple(
+            Outcome(entry, tuple(_outcome(entry, cell, groups.of(cell.recipe)) for cell in entry.cells))
+            for entry in _experiments(profile, scale)
+        )
+
+    results = outcomes(scale)
+    dry = tuple(outcome for outcome in outcomes("tiny") if outcome.done) if scale == "full" else ()
+    taken = {id(run) for outcome in (*results, *dry) for run in outcome.runs}
+    strangers = [run for runs in groups.by_identity.values() for run in runs if id(run) not in taken]
+    return Report(profile, scale, results, dry, _strangers(strangers), groups.set_aside, records.damaged)
+
+
+def _experiments(profile: str, scale: str) -> list[Experiment]:
+    return [find_experiment(name, profile=profile, scale=scale) for name in experiment_names()]
+
+
+def _strangers(runs: Sequence[Record]) -> tuple[Stranger, ...]:
+    if not runs:
+        return ()
+    known = {
+        (profile, scale): {identity(cell.recipe) for entry in _experiments(profile, scale) for cell in entry.cells}
+        for profile in profile_names()
+        for scale in {run.recipe.scale for run in runs}
+    }
+    return tuple(
+        Stranger(run, tuple(p for p in profile_names() if identity(run.recipe) in known[p, run.recipe.scale]))
+        for run in sorted(runs, key=lambda run: run.path)
+    )
+
+
+def _outcome(experiment: Experiment, cell: Cell, runs: tuple[Record, ...]) -> CellOutcome:
+    summary = summarize([measure(experiment).of(run) for run in runs])
+    comparison = compare(summary, cell.paper) if summary and cell.paper else None
+    return CellOutcome(cell, runs, summary, comparison)

@@ -1,0 +1,362 @@
+"""Simulation of the sampling lemmas: draws until a hit, failures over widths, and the best that can be done."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from iterand import distributions, memory, philox
+from iterand.lab.theory import bounds, exact
+from iterand.lab.theory.exact import Tolerance
+from iterand.philox import Key
+
+MOST_DRAWS = 1e11
+"""How many draws a computation may take: hours on one core."""
+
+MOST_ROUNDS = 1 << 31
+"""The generator counts the draws of a weight in 32 bits, and a model keeps the number of each in 31."""
+
+Progress = Callable[[int], None]
+"""Hears how many draws were looked at since the last time."""
+
+
+def silent(draws: int) -> None:
+    """Nothing."""
+
+
+def check_draws(draws: float, what: str, hint: str = "raise epsilon, or lower the number of trials") -> None:
+    """Refuse a computation that would not end within a day."""
+    if draws > MOST_DRAWS:
+        raise ValueError(f"{what} takes about {draws:.0e} draws, and at most {MOST_DRAWS:.0e} are made; {hint}")
+
+
+def expected_draws(probability: float, rounds: int) -> float:
+    """How many draws it takes in the mean until one hits, if R are made at most: (1 − (1 − p)^R) / p."""
+    bounds.check_count("rounds", rounds)
+    if probability <= 0:
+        return float(rounds)
+    return -math.expm1(rounds * math.log1p(-probability)) / probability if probability < 1 else 1.0
+
+
+class Found(NamedTuple):
+    """For every weight: which draw it stops at, its value there, and whether that is within the tolerance."""
+
+    draw: Tensor
+    value: Tensor
+    hit: Tensor
+
+
+def uniform(index: Tensor, draw: Tensor, key: Key) -> Tensor:
+    """U[-1, 1] of Section 4, as the weights of a model pruned with ``weights="uniform"`` have it."""
+    distribution = distributions.get_distribution("uniform")
+    return distribution.values(philox.philox(index, draw, key), fan_in=1)
+
+
+def search(
+    index: Tensor, center: Tensor, tolerance: Tensor, rounds: int, key: Key, progress: Progress = silent
+) -> Found:
+    """For every weight its first draw of 0, …, R − 1 within the tolerance of its center, else the nearest of all.
+
+    A weight needs no memory for this: it is redrawn until it is near enough and kept from then on, as pruned weights
+    are redrawn and kept ones are not (Eq. 2). All tensors are flat and of one length.
+    """
+    bounds.check_count("rounds", rounds, most=MOST_ROUNDS)
+    parts = [
+        _search_part(index[part], center[part], tolerance[part], rounds, key, progress)
+        for part in philox.chunks(index.numel())
+    ]
+    return Found(*(torch.cat(column) for column in zip(*parts)))
+
+
+def _search_part(index: Tensor, center: Tensor, tolerance: Tensor, rounds: int, key: Key, progress: Progress) -> Found:
+    draw = torch.zeros_like(index)
+    distance = torch.full(index.shape, torch.inf, dtype=torch.float64)
+    center = center.to(torch.float64)
+    active = torch.arange(index.numel())
+    start = 0
+    while active.numel() and start < rounds:
+        # The fewer weights are left, the more draws of each are looked at in one go.
+        count = min(max(1, philox.CHUNK // active.numel()), rounds - start)
+        draws = torch.arange(start, start + count).expand(active.numel(), count)
+        values = uniform(index[active, None].expand_as(draws).reshape(-1), draws.reshape(-1), key)
+        distances = (values.view(draws.shape) - center[active, None]).abs_()
+        near = distances <= tolerance[active, None]
+        hit = near.any(dim=1)
+        best = torch.where(hit, near.to(torch.uint8).argmax(dim=1), distances.argmin(dim=1))
+        found = distances.gather(1, best[:, None]).squeeze(1)
+        better = hit | (found < distance[active])
+        draw[active[better]] = best[better] + start
+        distance[active[better]] = found[better]
+        active = active[~hit]
+        start += count
+        progress(int(torch.where(hit, best + 1, count).sum()))
+    return Found(draw, uniform(index, draw, key), distance <= tolerance)
+
+
+_WEIGHT_BYTES = 40  # index, center, tolerance, draw and value of a simulated weight
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A probability from counts, with its Clopper-Pearson interval."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+    trials: int
+
+
+def estimate(count: int, trials: int, confidence: float = 0.99) -> Estimate:
+    """The share of ``count`` in ``trials`` with its Clopper-Pearson interval."""
+    interval = stats.binomtest(count, trials).proportion_ci(confidence, method="exact")
+    return Estimate(count / trials, float(interval.low), float(interval.high), count, trials)
+
+
+def half_draws(weights: Sequence[float], tolerance: Tolerance, rounds: int, *, copies: int = 1, trials: int) -> float:
+    """How many draws ``HalfDraws`` makes, in the mean."""
+    bounds.check_count("trials", trials)
+    hits = [exact.hit_probability(1.0, tolerance.u), *(exact.hit_probability(w, tolerance.v) for w in weights)]
+    return 2 * trials * copies * sum(expected_draws(hit, rounds) for hit in hits)
+
+
+class HalfDraws:
+    """Simulated halves of Lemma A.5: at which draw each weight first comes within its tolerance.
+
+    A half has ``copies`` hidden neurons; each has one u, which must come near 1, and one v for each of ``weights``. The
+    other half of the proof asks the same of other weights (near −1 and −w), so it is two halves that make a trial.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[float],
+        tolerance: Tolerance,
+        rounds: int,
+        *,
+        copies: int = 1,
+        trials: int = 10_000,
+        seed: int = 0,
+        progress: Progress = silent,
+    ) -> None:
+        for name, value in (("rounds", rounds), ("copies", copies), ("trials", trials)):
+            bounds.check_count(name, value)
+        check_draws(half_draws(weights, tolerance, rounds, copies=copies, trials=trials), "simulating halves")
+        size = 2 * trials * copies * (1 + len(weights))
+        memory.require(_WEIGHT_BYTES * size, f"simulating {trials} trials", "lower the number of trials")
+        self.rounds = rounds
+        centers = torch.tensor([1.0, *weights], dtype=torch.float64)
+        tolerances = torch.tensor([tolerance.u] + [tolerance.v] * len(weights), dtype=torch.float64)
+        signs = torch.tensor([1.0, -1.0], dtype=torch.float64).view(2, 1, 1)
+        shape = (trials, 2, copies, len(centers))
+        found = search(
+            torch.arange(math.prod(shape)),
+            (signs * centers).expand(shape).reshape(-1),
+            tolerances.expand(shape).reshape(-1),
+            rounds,
+            philox.key(seed, "theory.simulate"),
+            progress,
+        )
+        self.first = torch.where(found.hit, found.draw, rounds).view(shape)
+
+    def failed(self, rounds: int) -> Tensor:
+        """Whether each half (trials × 2) fails with its first ``rounds`` draws only."""
+        if not 1 <= rounds <= self.rounds:
+            raise ValueError(f"rounds is {rounds}; these halves were simulated for 1 to {self.rounds}")
+        good = self.first < rounds
+        served = (good[..., :1] & good[..., 1:]).any(dim=2)
+        return ~served.all(dim=2)
+
+    def half_failure(self, rounds: int) -> Estimate:
+        """The failure of one half."""
+        failed = self.failed(rounds)
+        return estimate(int(failed.sum()), failed.numel())
+
+    def failure(self, rounds: int) -> Estimate:
+        """The failure of a trial: of at least one of its two halves."""
+        failed = self.failed(rounds).any(dim=1)
+        return estimate(int(failed.sum()), failed.numel())
+
+
+def width_draws(epsilon: float, rounds: int, *, weight: float = 1.0, trials: int) -> float:
+    """How many draws ``simulated_width`` makes, in the mean."""
+    bounds.check_count("trials", trials)
+    tolerance = exact.scalar_tolerance(epsilon)
+    hit_u, hit_v = exact.hit_probability(1.0, tolerance.u), exact.hit_probability(weight, tolerance.v)
+    draws_u, draws_v = expected_draws(hit_u, rounds), expected_draws(hit_v, rounds)
+    serving = _serving(epsilon, rounds, weight)
+    block = _block(serving, 2 * trials)
+    found = serving * expected_draws(serving, block)  # the share of halves that are done with a block
+    neurons = 2 * trials * block / found
+    return neurons * (draws_u + draws_u * hit_u * draws_v)
+
+
+def _block(serving: float, halves: int) -> int:
+    """How many neurons of each half are looked at together: so many that most find one that serves, if they fit."""
+    return max(1, min(math.ceil(2 / serving), philox.CHUNK // halves))
+
+
+def _serving(epsilon: float, rounds: int, weight: float) -> float:
+    """The probability that a neuron serves: one of R draws of u hits, and one of v."""
+    tolerance = exact.scalar_tolerance(epsilon)
+    hits = exact.hit_probability(1.0, tolerance.u), exact.hit_probability(weight, tolerance.v)
+    return math.prod(hit * expected_draws(hit, rounds) for hit in hits)
+
+
+def simulated_width(
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    *,
+    weight: float = 1.0,
+    trials: int = 1_000,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> int:
+    """The width that was enough for f(x) = w·x in a share 1 − δ of simulated trials, by the event of Lemma A.4.
+
+    Every half takes new neurons until one serves; a trial needs the larger number of its two halves, for each half.
+    """
+    bounds.check_delta(delta)
+    for name, value in (("rounds", rounds), ("trials", trials)):
+        bounds.check_count(name, value)
+    tolerance = exact.scalar_tolerance(epsilon)
+    what = f"simulating the width for epsilon {epsilon:g} and {rounds} rounds"
+    check_draws(width_draws(epsilon, rounds, weight=weight, trials=trials), what)
+    memory.require(2 * trials * _WEIGHT_BYTES, f"simulating {trials} trials", "lower the number of trials")
+    key = philox.key(seed, "theory.width")
+    needed = torch.zeros(2 * trials, dtype=torch.int64)
+    active = torch.arange(2 * trials)
+    serving = _serving(epsilon, rounds, weight)
+    while active.numel():
+        block = _block(serving, active.numel())
+        neurons = needed[active, None] + torch.arange(block)
+        # The weights of neuron n of half h: an index no other neuron has, 2·(h + n·halves) for u and the next for v.
+        index = 2 * (active[:, None] + neurons * needed.numel()).reshape(-1)
+        served = torch.zeros(index.numel(), dtype=torch.bool)
+        served[_hits(index, 1.0, tolerance.u, rounds, key, progress)] = True
+        candidates = served.nonzero().squeeze(1)
+        served[candidates] = False
+        served[candidates[_hits(index[candidates] + 1, weight, tolerance.v, rounds, key, progress)]] = True
+        done = served.view(-1, block)
+        needed[active] += torch.where(done.any(dim=1), done.to(torch.uint8).argmax(dim=1) + 1, block)
+        active = active[~done.any(dim=1)]
+    copies = needed.view(trials, 2).amax(dim=1).sort().values
+    return 2 * int(copies[math.ceil((1 - delta) * trials) - 1])
+
+
+def _hits(index: Tensor, center: float, tolerance: float, rounds: int, key: philox.Key, progress: Progress) -> Tensor:
+    if not index.numel():
+        return index
+    at, within = (torch.full(index.shape, value, dtype=torch.float64) for value in (center, tolerance))
+    return search(index, at, within, rounds, key, progress).hit.nonzero().squeeze(1)
+
+
+_DRAW_BYTES = 24  # index, number and value of a draw
+STATES = 1 << 20  # the most choices of draws and masks that are tried one by one
+
+
+def draws(width: int, rounds: int, trials: int, seed: int = 0, first_trial: int = 0) -> tuple[Tensor, Tensor]:
+    """The R draws of u and v of ``width`` hidden neurons, each trials × width × rounds."""
+    for name, value in (("width", width), ("trials", trials)):
+        bounds.check_count(name, value)
+    bounds.check_count("rounds", rounds, most=MOST_ROUNDS)
+    weights = 2 * width
+    index = torch.arange(first_trial * weights, (first_trial + trials) * weights)
+    draw = torch.arange(rounds).expand(index.numel(), rounds)
+    values = uniform(index[:, None].expand_as(draw).reshape(-1), draw.reshape(-1), philox.key(seed, "theory.best"))
+    u, v = values.view(trials, 2, width, rounds).unbind(1)
+    return u, v
+
+
+def best_error(u: Tensor, v: Tensor, weight: float) -> Tensor:
+    """The smallest error of each trial, found by trying every draw of every neuron, and leaving it out."""
+    width, rounds = u.shape[1:]
+    states = (rounds**2 + 1) ** width
+    if states > STATES:
+        raise ValueError(
+            f"width {width} with {rounds} draws a weight has {states} choices; at most {STATES} are tried one by one, "
+            "so take fewer neurons or draws"
+        )
+    return torch.stack([_best_error_of_trial(*trial, weight) for trial in zip(u.double(), v.double())])
+
+
+def _best_error_of_trial(u: Tensor, v: Tensor, weight: float) -> Tensor:
+    slopes = torch.zeros(1, 2, dtype=torch.float64)
+    for own_u, own_v in zip(u, v):
+        product = (own_u[:, None] * own_v).reshape(-1)
+        positive = (own_u > 0)[:, None].expand(-1, own_v.numel()).reshape(-1)
+        choices = torch.stack([product * positive, product * ~positive], dim=1)
+        choices = torch.cat([choices.new_zeros(1, 2), choices])
+        slopes = (slopes[:, None] + choices).reshape(-1, 2)
+    return (slopes - weight).abs().amax(dim=1).min()
+
+
+def best_error_width_two(u: Tensor, v: Tensor, weight: float) -> Tensor:
+    """The same for width 2, fast: leave out both neurons, or give one side to each, by the pair nearest to w."""
+    sides = torch.stack([_nearest_product(u, v, weight, u > 0), _nearest_product(u, v, weight, u < 0)], dim=2)
+    straight = torch.maximum(sides[:, 0, 0], sides[:, 1, 1])
+    crossed = torch.maximum(sides[:, 0, 1], sides[:, 1, 0])
+    return torch.minimum(straight, crossed).clamp(max=abs(weight))
+
+
+def _nearest_product(u: Tensor, v: Tensor, weight: float, allowed: Tensor) -> Tensor:
+    u, ordered = u.double(), v.double().sort(dim=2).values
+    above = torch.searchsorted(ordered, (weight / u).contiguous()).clamp(max=v.shape[2] - 1)
+    nearest = torch.minimum(
+        (weight - u * ordered.gather(2, above)).abs(),
+        (weight - u * ordered.gather(2, (above - 1).clamp(min=0))).abs(),
+    )
+    return nearest.where(allowed, torch.inf).amin(dim=2)
+
+
+def construction_error(u: Tensor, v: Tensor, weight: float) -> Tensor:
+    """The error of the proof's construction: u nearest ±1, v nearest ±w, the best neuron of each half."""
+    halves = []
+    for sign, half_u, half_v in zip((1.0, -1.0), u.double().chunk(2, dim=1), v.double().chunk(2, dim=1)):
+        near_u, near_v = _nearest(half_u, sign), _nearest(half_v, sign * weight)
+        slope = torch.where(sign * near_u > 0, near_u * near_v, 0.0)
+        halves.append((slope - weight).abs().amin(dim=1))
+    return torch.maximum(*halves)
+
+
+def _nearest(values: Tensor, center: float) -> Tensor:
+    return values.gather(2, (values - center).abs().argmin(dim=2, keepdim=True)).squeeze(2)
+
+
+def best_draws(rounds: Sequence[int], *, trials: int) -> float:
+    """How many draws ``best_failures`` makes, those counted too that it sorts for each R."""
+    bounds.check_count("trials", trials)
+    return 4.0 * trials * (max(rounds) + sum(rounds))
+
+
+def best_failures(
+    epsilon: float,
+    rounds: Sequence[int],
+    *,
+    weight: float = 1.0,
+    trials: int = 2_000,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> list[Estimate]:
+    """How often even the best choice at width 2 has an error above ε, for each R of ``rounds``."""
+    bounds.check_epsilon(epsilon)
+    for count in rounds:
+        bounds.check_count("rounds", count)
+    most = max(rounds)
+    check_draws(best_draws(rounds, trials=trials), f"finding the best of {most} rounds")
+    memory.require(4 * most * _DRAW_BYTES, f"finding the best of {most} rounds", "raise epsilon, or give fewer rounds")
+    failures = [0] * len(rounds)
+    step = max(1, philox.CHUNK // (4 * most))
+    for start in range(0, trials, step):
+        together = min(step, trials - start)
+        u, v = draws(2, most, together, seed, start)
+        progress(4 * together * most)
+        for row, count in enumerate(rounds):
+            progress(4 * together * count)
+            errors = best_error_width_two(u[..., :count].contiguous(), v[..., :count].contiguous(), weight)
+            failures[row] += int((errors > epsilon).sum())
+    return [estimate(count, trials) for count in failures]

@@ -1,0 +1,229 @@
+"""The settings of a run, as frozen dataclasses: everything that decides its result."""
+
+import math
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from iterand import distributions, masking, randomization, selection
+from iterand import sparsity as sparsities
+from iterand.errors import RecipeError
+from iterand.lab.data import AUGMENTATIONS, NORMALIZATIONS
+
+METHODS = ("sgd", "edge_popup", "iterand", "imp")
+LEARNING_RATES = ("constant", "cosine", "multi_step", "warmup_cosine")
+PRECISIONS = ("float32", "bfloat16")
+SCALES = ("full", "tiny")
+
+
+_LARGEST_COUNT = (1 << 31) - 1
+_LARGEST_RATE = 1e30  # a float32 holds it
+
+
+def _count(default: int, low: int, high: int = _LARGEST_COUNT) -> Any:
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+def _number(default: float, low: float, high: float) -> Any:
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+def _choice(default: str, *choices: str) -> Any:
+    return field(default=default, metadata={"choices": choices})
+
+
+@dataclass(frozen=True)
+class DataRecipe:
+    """What is learned."""
+
+    name: str = "digits"
+    augmentation: str = _choice("none", *AUGMENTATIONS)
+    normalization: str = _choice("default", *NORMALIZATIONS)
+    """Whose mean and deviation pixels are normalised by."""
+    limit: int = _count(0, 0)
+    """Use only so many examples of each part; 0 for all."""
+    drop_last: bool = True
+    """Leave out what is left of an epoch after the last full batch."""
+
+
+@dataclass(frozen=True)
+class NetworkRecipe:
+    """What learns it."""
+
+    name: str = "digits_conv"
+    width_factor: float = _number(1.0, 1e-6, 1e12)
+    classes: int = _count(0, 0)
+    vocabulary_size: int = _count(0, 0)
+    """Both come from the data where they are 0."""
+    forget_bias: float = _number(0.0, -1000, 1000)
+    """Of an LSTM: with which bias its forget gates begin; where weights are not trained it stays."""
+    word_scale: float = _number(1.0, 1e-6, 1e4)
+    """Of an LSTM: what words are multiplied by once they are looked up."""
+
+
+@dataclass(frozen=True)
+class MethodRecipe:
+    """How it is searched: which (ranking), how much (sparsity), from what (distributions), when (randomization)."""
+
+    name: str = _choice("iterand", *METHODS)
+    sparsity: float = _number(0.5, 0, 1)
+    weight_distribution: str = "kaiming_uniform"
+    score_distribution: str = "kaiming_uniform"
+    ranking: str = _choice("layer", *masking.RANKINGS)
+    rank_by: str = _choice("score", *selection.RANK_BY)
+    allocation: str = _choice("uniform", *sparsities.ALLOCATIONS)
+    floor: float = _number(0.0, 0, 1)
+    norms: str = _choice("fixed", "fixed", "shifted")
+    """What batch norms add to what they normalise: nothing, or something random that is masked like a weight."""
+    sparsity_schedule: str = _choice("constant", *sparsities.SCHEDULES)
+    sparsity_schedule_share: float = _number(0.5, 1e-6, 1)
+    """Over which share of the iterations the sparsity rises."""
+    period: int = _count(300, 1)
+    rate: float = _number(0.1, 0, 1)
+    candidates: str = _choice("pruned", *randomization.CANDIDATES)
+    redrawn_scores: str = _choice("stay", *randomization.SCORES)
+    rounds: int = _count(3, 1)
+    """For ``imp``: how often weights are pruned and the others rewound."""
+
+    @property
+    def trains_weights(self) -> bool:
+        """Whether weights are trained, and not only chosen."""
+        return self.name in ("sgd", "imp")
+
+    def __post_init__(self) -> None:
+        for key in ("weight_distribution", "score_distribution"):
+            try:
+                distributions.get_distribution(getattr(self, key))
+            except ValueError as error:
+                raise RecipeError(f"method.{key}: {error}") from None
+        by_sign = self.candidates == "negative" or self.redrawn_scores == "follow"
+        if self.rank_by == "magnitude" and by_sign:
+            raise RecipeError(
+                "method.rank_by is 'magnitude', where signs of scores say nothing; set method.candidates to 'pruned' "
+                "and method.redrawn_scores to 'stay'"
+            )
+
+
+@dataclass(frozen=True)
+class OptimizerRecipe:
+    """SGD with momentum and weight decay, on scores or weights."""
+
+    momentum: float = _number(0.9, 0, 1)
+    weight_decay: float = _number(5e-4, 0, _LARGEST_RATE)
+
+
+@dataclass(frozen=True)
+class LearningRateRecipe:
+    """The learning rate η over epochs (Appendix B)."""
+
+    initial: float = _number(0.1, 0, _LARGEST_RATE)
+    schedule: str = _choice("cosine", *LEARNING_RATES)
+    milestones: tuple[int, ...] = field(default=(), metadata={"low": 0, "high": _LARGEST_COUNT})
+    """For ``multi_step``: the epochs at which the rate is multiplied by ``factor``."""
+    factor: float = _number(0.1, 0, _LARGEST_RATE)
+    warmup_epochs: int = _count(5, 0)
+    final_epochs: int = _count(5, 0)
+    final: float = _number(1e-5, 0, _LARGEST_RATE)
+    """For ``warmup_cosine``: the rate of the last ``final_epochs``."""
+
+    def __post_init__(self) -> None:
+        if self.schedule == "multi_step" and self.factor > 1 and self.initial > 0:
+            most = math.log(self.initial) + len(self.milestones) * math.log(self.factor)
+            if most > math.log(_LARGEST_RATE):
+                raise RecipeError(
+                    f"learning_rate.factor is {self.factor:g}; at {len(self.milestones)} milestones it makes the rate "
+                    f"larger than {_LARGEST_RATE:g}, so lower it"
+                )
+
+
+@dataclass(frozen=True)
+class TrainingRecipe:
+    """How long, in what portions, in which precision."""
+
+    epochs: int = _count(10, 1)
+    batch_size: int = _count(64, 1)
+    precision: str = _choice("float32", *PRECISIONS)
+    channels_last: bool = False
+    norm_statistics: str = _choice("running", "running", "recomputed")
+    """Of batch norms: running averages, or those of the final network over the training examples."""
+    label_smoothing: float = _number(0.0, 0, 1)
+    """How much of a label is given to all classes alike, in training."""
+    temperature: float = _number(1.0, 1e-3, 1e3)
+    """What outputs are divided by before the loss, in training; below 1 few weights can say much."""
+    tested: str = _choice("last", "last", "best")
+    """Which epoch's network is tested and kept: the last, or that of the lowest validation loss."""
+    threads: int = _count(0, 0, 1024)
+    """How many threads on a CPU, since sums depend on it; 0 for as many as there are cores."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All of it."""
+
+    name: str = "unnamed"
+    description: str = ""
+    seed: int = _count(0, 0, (1 << 63) - 1)
+    scale: str = _choice("full", *SCALES)
+    """``tiny`` marks a dry run, so that nobody takes it for a real one."""
+    data: DataRecipe = field(default_factory=DataRecipe)
+    network: NetworkRecipe = field(default_factory=NetworkRecipe)
+    method: MethodRecipe = field(default_factory=MethodRecipe)
+    optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
+    learning_rate: LearningRateRecipe = field(default_factory=LearningRateRecipe)
+    training: TrainingRecipe = field(default_factory=TrainingRecipe)
+
+    @property
+    def phases(self) -> int:
+        """How often the network is trained from its start: once, but for iterative magnitude pruning."""
+        return self.method.rounds + 1 if self.method.name == "imp" else 1
+
+    @property
+    def phase_epochs(self) -> int:
+        """The epochs of each of these; ``training.epochs`` counts all."""
+        return self.training.epochs // self.phases
+
+    def __post_init__(self) -> None:
+        rate, epochs = self.learning_rate, self.training.epochs
+        if epochs % self.phases:
+            raise RecipeError(
+                f"training.epochs is {epochs}, but imp with method.rounds = {self.method.rounds} trains {self.phases} "
+                f"times; make it a multiple of {self.phases}"
+            )
+        if self.training.tested == "best":
+            self._check_epochs_compare()
+        if rate.schedule == "warmup_cosine" and rate.warmup_epochs + rate.final_epochs >= self.phase_epochs:
+            raise RecipeError(
+                f"learning_rate.warmup_epochs and final_epochs take {rate.warmup_epochs + rate.final_epochs} epochs, "
+                f"training.epochs is {epochs}; make training.epochs larger"
+            )
+
+    def _check_epochs_compare(self) -> None:
+        """Only epochs that have the same sparsity and the same kind of statistics can be told apart by their loss."""
+        reasons = {
+            "method.name is 'imp'": self.method.name == "imp",
+            "method.sparsity_schedule is not 'constant'": self.method.sparsity_schedule != "constant",
+            "training.norm_statistics is 'recomputed'": self.training.norm_statistics == "recomputed",
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise RecipeError(
+                    f"training.tested is 'best', but {reason}, so only the last epoch has the network that is asked "
+                    "for; leave training.tested at 'last'"
+                )
+
+
+SECTIONS: dict[str, type] = {
+    "data": DataRecipe,
+    "network": NetworkRecipe,
+    "method": MethodRecipe,
+    "optimizer": OptimizerRecipe,
+    "learning_rate": LearningRateRecipe,
+    "training": TrainingRecipe,
+}
+
+
+def recipe_keys() -> dict[str, Field[Any]]:
+    """All dotted keys of a recipe, with their fields."""
+    found = {entry.name: entry for entry in fields(Recipe) if entry.name not in SECTIONS}
+    for name, section in SECTIONS.items():
+        found |= {f"{name}.{entry.name}": entry for entry in fields(section)}
+    return found

@@ -1,0 +1,198 @@
+"""Recipes as TOML and back, with a sentence for every mistake."""
+
+import difflib
+import functools
+import hashlib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from iterand.checks import is_text, shown
+from iterand.errors import RecipeError, extra
+from iterand.lab.training import recipe as schema
+from iterand.lab.training.recipe import Recipe
+
+_LABELS = ("name", "description")  # they do not decide anything
+
+
+def from_dict(values: Mapping[str, Any]) -> Recipe:
+    """A recipe from nested tables; unknown keys, wrong types and numbers out of range are errors."""
+    flat = _flatten(values)
+    sections: dict[str, dict[str, Any]] = {}
+    known = schema.recipe_keys()
+    for key, value in flat.items():
+        if key not in known:
+            raise RecipeError(_unknown(key))
+        section, _, name = key.rpartition(".")
+        sections.setdefault(section, {})[name] = _checked(key, known[key], value)
+    top = sections.pop("", {})
+    return Recipe(**top, **{name: schema.SECTIONS[name](**part) for name, part in sections.items()})
+
+
+def from_toml(text: str, where: str, find: Callable[[str], Recipe] | None = None) -> Recipe:
+    """A recipe from TOML; ``where`` names the source in errors, ``find`` finds the recipe that it may extend."""
+    try:
+        values = tomllib.loads(text)
+        if find is not None and "extends" in values:
+            base = values.pop("extends")
+            if not isinstance(base, str):
+                raise RecipeError(f"extends is {base!r}; it must be the name of a recipe")
+            values = _merged(as_dict(find(base)), values)
+        return from_dict(values)
+    except RecipeError as error:
+        raise RecipeError(f"{where}: {error}") from None
+    except (ValueError, RecursionError) as error:  # besides errors of TOML, a number that is too long for Python
+        raise RecipeError(f"{where} is not valid TOML: {error}") from None
+
+
+def read(path: Path, find: Callable[[str], Recipe] | None = None) -> Recipe:
+    """The recipe in a file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"cannot read the recipe {path}: {error}") from None
+    return from_toml(text, str(path), find)
+
+
+def as_dict(recipe: Recipe) -> dict[str, Any]:
+    """The whole recipe as nested tables."""
+    values: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))  # lists, as in a file, not tuples
+    return values
+
+
+def to_toml(recipe: Recipe) -> str:
+    """The whole recipe, defaults included."""
+    with extra("lab", "writing a recipe as TOML"):
+        import tomli_w
+    return tomli_w.dumps(asdict(recipe))
+
+
+def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
+    """The recipe with ``key=value`` settings applied; a key may leave out its table where it is the only such key."""
+    values = asdict(recipe)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals:
+            raise RecipeError(f"--set {setting!r} has no '='; write key=value, for instance method.rate=0.1")
+        key = _full_key(key.strip())
+        section, _, name = key.rpartition(".")
+        (values[section] if section else values)[name] = _value(text.strip())
+    return from_dict(values)
+
+
+def digest(recipe: Recipe) -> str:
+    """What the recipe is, in ten characters: its name and description do not count.
+
+    Only what differs from the defaults goes in, so that a run keeps its digest when recipes get a new key.
+    """
+    chosen = {key: value for key, value in _changed(recipe).items() if key not in _LABELS}
+    return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def changed(recipe: Recipe) -> dict[str, Any]:
+    """What differs from the defaults, as nested tables, without the description; ``from_dict`` adds the rest."""
+    tables: dict[str, Any] = {}
+    for key, value in _changed(recipe).items():
+        section, _, name = key.rpartition(".")
+        if key != "description":
+            (tables.setdefault(section, {}) if section else tables)[name] = value
+    return tables
+
+
+def _changed(recipe: Recipe) -> dict[str, Any]:
+    settings, defaults = (_flatten(as_dict(from_dict(as_dict(each)))) for each in (recipe, Recipe()))
+    return {key: value for key, value in settings.items() if value != defaults[key]}
+
+
+def difference(old: Recipe, new: Recipe) -> list[str]:
+    """One line for each setting that differs."""
+    before, after = _flatten(asdict(old)), _flatten(asdict(new))
+    text = functools.partial(json.dumps, ensure_ascii=False)
+    return [
+        f"{key} is {text(after[key])} here and {text(before[key])} there"
+        for key in after
+        if after[key] != before[key] and key not in _LABELS
+    ]
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.") if prefix + key in schema.SECTIONS else {prefix + key: value}
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _merged(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The base with these values in it; tables are merged."""
+    return base | {
+        key: base[key] | value if key in schema.SECTIONS and isinstance(value, dict) else value
+        for key, value in values.items()
+    }
+
+
+def _full_key(key: str) -> str:
+    known = schema.recipe_keys()
+    if key in known:
+        return key
+    full = [name for name in known if name.rpartition(".")[2] == key]
+    if len(full) > 1:
+        raise RecipeError(f"recipe key {key!r} could be {' or '.join(full)}; write the one you mean")
+    if not full:
+        raise RecipeError(_unknown(key))
+    return full[0]
+
+
+def _unknown(key: str) -> str:
+    known = [*schema.recipe_keys(), *schema.SECTIONS]
+    if key in schema.SECTIONS:
+        return f"recipe key {key!r} is a table; its keys are {', '.join(n for n in known if n.startswith(f'{key}.'))}"
+    names = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
+    close = difflib.get_close_matches(key, names, n=1) or difflib.get_close_matches(key.rpartition(".")[2], names, n=1)
+    hint = f"did you mean {names[close[0]]!r}?" if close else f"its tables are {', '.join(schema.SECTIONS)}"
+    return f"recipe has no key {key!r}; {hint}"
+
+
+def _checked(key: str, entry: Any, value: Any) -> Any:
+    kind, given = entry.type, value
+    choices, low, high = (entry.metadata.get(name) for name in ("choices", "low", "high"))
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value) if abs(value) < 1 << 53 else math.inf if value > 0 else -math.inf
+    if kind == tuple[int, ...]:
+        if not isinstance(value, (list, tuple)) or not all(type(item) is get_args(kind)[0] for item in value):
+            raise RecipeError(f"{key} is {shown(value)}; it must be a list of whole numbers")
+        if not all(low <= item <= high for item in value):
+            raise RecipeError(f"{key} is {shown(value)}; each must be at least {low} and at most {high}")
+        return tuple(value)
+    if type(value) is not kind:
+        words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+        raise RecipeError(f"{key} is {shown(value)}; it must be {words[kind]}")
+    if kind is str and not is_text(value):
+        raise RecipeError(f"{key} is {shown(value)}; it must be text that UTF-8 can hold")
+    if choices and value not in choices:
+        close = difflib.get_close_matches(value, choices, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise RecipeError(f"{key} is {shown(value)}; it must be one of {', '.join(choices)}{hint}")
+    if low is not None and not low <= value <= high:
+        least, most = (bound if kind is int else f"{bound:g}" for bound in (low, high))
+        said = shown(given if kind is float and math.isinf(value) else value)
+        raise RecipeError(f"{key} is {said}; it must be at least {least} and at most {most}")
+    return value
+
+
+_BARE_POINT = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")  # a number to everybody but TOML
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or the text itself where it is none (so that names need no quotes)."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return float(text) if _BARE_POINT.fullmatch(text) else text

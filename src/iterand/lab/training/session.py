@@ -1,0 +1,170 @@
+"""The state of a run: model, optimizer, steppers, metrics, and the best epoch so far."""
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from iterand.errors import CheckpointError
+from iterand.lab.training import recipe_file
+from iterand.lab.training.distributed import ALONE, Ranks
+from iterand.lab.training.folder import Checkpoint
+from iterand.lab.training.methods import Stepper, prepare
+from iterand.lab.training.recipe import Recipe
+from iterand.masking import masked_layers
+
+
+class Session:
+    """A run between two steps: network, optimizer, steppers, place in the data, sums of the epoch so far."""
+
+    def __init__(
+        self, recipe: Recipe, model: nn.Module, steps_per_epoch: int, device: torch.device, ranks: Ranks = ALONE
+    ) -> None:
+        self.recipe = recipe
+        self.device = device
+        self.ranks = ranks
+        self.steps_per_epoch = steps_per_epoch
+        model.to(device)
+        if recipe.training.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        prepared = prepare(model, recipe, steps_per_epoch * recipe.training.epochs)
+        self.model = model
+        self.parallel = ranks.parallel(model, device)
+        """What a step of training calls."""
+        self.steppers: list[Stepper] = prepared.steppers
+        self._prepare_epoch = prepared.begin_epoch
+        self.constrain = prepared.constrain
+        """What is done to the parameters after each update of theirs."""
+        self.parameters = prepared.parameters
+        self.optimizer = torch.optim.SGD(
+            self.parameters,
+            lr=recipe.learning_rate.initial,
+            momentum=recipe.optimizer.momentum,
+            weight_decay=recipe.optimizer.weight_decay,
+            # One launch where weights are trained. Scores are updated as on a CPU, to the bit.
+            fused=device.type == "cuda" and recipe.method.trains_weights,
+        )
+        self.learning_rate = recipe.learning_rate.initial
+        self.epoch = 0
+        self.step = 0
+        self.seen = 0
+        self.seconds = 0.0
+        """Time spent in training so far, all tries counted; on a GPU without their first steps, which compile."""
+        self.metrics: list[dict[str, Any]] = []
+        self.best: dict[str, torch.Tensor] = {}
+        """The network of the best epoch so far, where that is the one to be tested."""
+        self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+        self.correct = torch.zeros((), dtype=torch.int64, device=device)
+        torch.manual_seed(recipe.seed)  # for layers that draw by themselves, such as dropout
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Go to the first step of an epoch."""
+        self.epoch, self.step, self.seen = epoch, 0, 0
+        self.loss_sum.zero_()
+        self.correct.zero_()
+        self._prepare_epoch(epoch, self.optimizer)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set η for the steps to come."""
+        self.learning_rate = rate
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def count(self, loss: torch.Tensor, correct: torch.Tensor, examples: int) -> None:
+        """Add a batch, or this rank's part of it, to the sums of the epoch, on the device."""
+        self.loss_sum += self.ranks.sum_(loss.detach().double() * examples)
+        self.correct += self.ranks.sum_(correct)
+
+    def advance(self, examples: int) -> None:
+        """A step is done: let the steppers follow, and go to the next."""
+        for stepper in self.steppers:
+            stepper.step()
+        self.seen += examples
+        self.step += 1
+
+    def network(self) -> dict[str, torch.Tensor]:
+        """All that the network is. Masked weights are left out: the draws say what they are."""
+        derived = {layer.weight.data_ptr() for layer in masked_layers(self.model).values()}
+        return {name: one for name, one in self.model.state_dict().items() if one.data_ptr() not in derived}
+
+    def set_network(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Make the network what these say it was."""
+        self.model.load_state_dict(tensors, strict=False)
+        with torch.no_grad():
+            for layer in masked_layers(self.model).values():
+                layer.weight.copy_(layer.parametrization.weight())
+
+    def capture(self) -> Checkpoint:
+        """All of it."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.network().items()}
+        tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
+        for number, parameter in enumerate(self.parameters):
+            momentum = self.optimizer.state[parameter].get("momentum_buffer")
+            if momentum is not None:
+                tensors[f"momentum.{number}"] = momentum
+        tensors |= {"loss_sum": self.loss_sum, "correct": self.correct, "random.cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        state = {
+            "recipe": asdict(self.recipe),
+            "epoch": self.epoch,
+            "step": self.step,
+            "seen": self.seen,
+            "seconds": self.seconds,
+            "metrics": self.metrics,
+            "steppers": [stepper.state_dict() for stepper in self.steppers],
+        }
+        return Checkpoint(tensors, state)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to a checkpoint; one of other settings is refused with the difference."""
+        tensors, state = checkpoint.tensors, checkpoint.state
+        difference = recipe_file.difference(recipe_file.from_dict(state["recipe"]), self.recipe)
+        if difference:
+            raise CheckpointError(
+                f"the checkpoint belongs to other settings: {'; '.join(difference)}; "
+                "use another --out folder, or --fresh to start anew"
+            )
+        self.set_network({name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")})
+        self.best = {
+            name.removeprefix("best."): t.to(self.device) for name, t in tensors.items() if name.startswith("best.")
+        }
+        for number, parameter in enumerate(self.parameters):
+            momentum = tensors.get(f"momentum.{number}")
+            if momentum is not None:
+                laid_out = torch.empty_like(parameter.detach())  # as the parameter lies: a fused update needs that
+                self.optimizer.state[parameter]["momentum_buffer"] = laid_out.copy_(momentum)
+        self.loss_sum.copy_(tensors["loss_sum"])
+        self.correct.copy_(tensors["correct"])
+        torch.set_rng_state(tensors["random.cpu"])
+        if self.device.type == "cuda" and "random.cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
+        self.epoch, self.step, self.seen = state["epoch"], state["step"], state["seen"]
+        self.seconds = state["seconds"]
+        self.metrics = state["metrics"]
+        for stepper, saved in zip(self.steppers, state["steppers"]):
+            stepper.load_state_dict(saved)
+
+
+def tested_epoch(session: Session) -> int:
+    """The place among the epochs so far of the one that would be tested now; of equal ones the first."""
+    losses = [metrics["validation_loss"] for metrics in session.metrics]
+    if session.recipe.training.tested == "last":
+        return len(losses) - 1
+    return min(range(len(losses)), key=lambda place: (math.isnan(losses[place]), losses[place]))
+
+
+def follow_best(session: Session, *, last: bool) -> None:
+    """After an epoch: remember its network if it is the best so far; after the last one, go back to the best."""
+    if session.recipe.training.tested == "last":
+        return
+    if tested_epoch(session) == len(session.metrics) - 1:
+        session.best = {name: tensor.detach().clone() for name, tensor in session.network().items()}
+    if last:
+        session.set_network(session.best)
+        session.best = {}
