@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from iterand import philox
-from iterand.lab.data.boxes import resized_crop
 from iterand.lab.data.dataset import Normalizer
+from iterand.lab.data.decoding import resized_crop
 from iterand.lab.data.images import ImageSplit, Resampler, crops, outside_holes, resized_crops, words_of
 
 CPU = torch.device("cpu")

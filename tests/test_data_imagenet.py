@@ -17,9 +17,10 @@ from iterand import philox
 from iterand.errors import DataError
 from iterand.lab.data import load_data
 from iterand.lab.data.dataset import fixed_order
-from iterand.lab.data.decoding import GRAY, decode, prefetched
+from iterand.lab.data.decoding import GRAY, decode
 from iterand.lab.data.imagenet import DataWarning
 from iterand.lab.data.images import resized_crops, words_of
+from iterand.lab.data.workers import prefetched
 
 CPU = torch.device("cpu")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -15,11 +15,12 @@ import torch
 import made_up_data
 from iterand import philox
 from iterand.errors import DataError
-from iterand.lab.data import decoder_pool, decoding, load_data
+from iterand.lab.data import decoder_pool, load_data, workers
 from iterand.lab.data.decoder_pool import DecoderPool
-from iterand.lab.data.decoding import GRAY, Task, decode, processors
+from iterand.lab.data.decoding import GRAY, Task, decode
 from iterand.lab.data.imagenet import DataWarning
 from iterand.lab.data.images import words_of
+from iterand.lab.data.workers import processors
 
 CPU = torch.device("cpu")
 
@@ -180,7 +181,7 @@ class TestProcesses:
         decoder_pool.shared_pool(2).close()
 
     def test_workers_that_cannot_start_are_an_error(self, monkeypatch, paths):
-        monkeypatch.setattr(decoder_pool, "_PROGRAM", "raise SystemExit(3) # {packages} {handle}")
+        monkeypatch.setattr(decoder_pool, "_PROGRAM", "raise SystemExit(3) # {package} {folder} {handle}")
         pool = DecoderPool(2)
         with pytest.raises(DataError, match="one of 2 worker processes that decode images has died"):
             list(pool.decoded(tasks(paths, 10), 10, 2))
@@ -215,7 +216,7 @@ class TestProcesses:
         script = tmp_path / "script.py"
         script.write_text(
             "import sys, time, torch\n"
-            "from iterand.data import decoder_pool, load_data\n"
+            "from iterand.lab.data import decoder_pool, load_data\n"
             "train = load_data('imagenet', torch.device('cpu'), workers=2).train\n"
             "reader = train.batches(torch.arange(100).repeat(9), 10)\n"
             "next(reader)\n"
@@ -241,21 +242,21 @@ class TestProcesses:
 class TestChoice:
     @pytest.mark.parametrize(("images", "started"), [(4, False), (5, True)])
     def test_processes_where_there_is_enough_to_do(self, monkeypatch, paths, images, started):
-        monkeypatch.setattr(decoding, "_WORTH", 5)
-        monkeypatch.setattr(decoding, "processors", lambda: 1)
-        list(decoding.decoded(tasks(paths[:images], 2), size=2, images=images))
+        monkeypatch.setattr(workers, "_FEWEST", 5)
+        monkeypatch.setattr(workers, "processors", lambda: 1)
+        list(workers.decoded(tasks(paths[:images], 2), size=2, images=images))
         assert decoder_pool.running(1) == started
         if started:
             decoder_pool.shared_pool(1).close()
 
     def test_the_environment_may_say_how_many(self, monkeypatch, paths):
         monkeypatch.setenv("ITERAND_WORKERS", "1")
-        list(decoding.decoded(tasks(paths[:4], 2), size=2, images=4))
+        list(workers.decoded(tasks(paths[:4], 2), size=2, images=4))
         assert decoder_pool.running(1)
         decoder_pool.shared_pool(1).close()
         monkeypatch.setenv("ITERAND_WORKERS", "many")
         with pytest.raises(DataError, match=r"\$ITERAND_WORKERS is 'many'; it is a number of worker processes, or 0"):
-            decoding.decoded(tasks(paths[:4], 2), size=2, images=4)
+            workers.decoded(tasks(paths[:4], 2), size=2, images=4)
 
     def test_ranks_on_one_machine_share_its_processors(self, monkeypatch):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))

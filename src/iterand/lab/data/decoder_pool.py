@@ -20,7 +20,7 @@ from typing import IO
 
 from iterand.errors import DataError
 from iterand.lab.data.decoder_process import Close, Done, Open, Rows, Work
-from iterand.lab.data.decoding import VARIABLE, DecodedBatch, Task
+from iterand.lab.data.decoding import DecodedBatch, Task
 
 assert sys.platform != "win32", "processes cannot be given open files there; threads decode"
 
@@ -28,14 +28,13 @@ assert sys.platform != "win32", "processes cannot be given open files there; thr
 _SHARES = 4  # a batch is dealt out in so many pieces to a worker, for a worker that is slow
 _MOST = 32  # images in a piece, so that a message fits into a connection even if paths are as long as they may be
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_PACKAGES = {"iterand": str(Path(__file__).parents[1]), "iterand.lab.data": str(Path(__file__).parent)}
-# The packages without what their __init__ imports: torch alone takes two seconds and 200 MB, of every worker.
+_PACKAGE = "iterand.lab.data"
+# The package without its __init__, which imports torch: that takes two seconds and 200 MB in every worker.
 _PROGRAM = """
 import sys, types
-for name, folder in {packages!r}.items():
-    sys.modules[name] = types.ModuleType(name)
-    sys.modules[name].__path__ = [folder]
-from iterand.data.decoder_process import serve
+sys.modules[{package!r}] = types.ModuleType({package!r})
+sys.modules[{package!r}].__path__ = [{folder!r}]
+from {package}.decoder_process import serve
 serve({handle})
 """
 
@@ -194,7 +193,7 @@ class DecoderPool:
         self.close()
         return DataError(
             f"one of {len(self._workers)} worker processes that decode images has died, perhaps for want of memory; "
-            f"the same command goes on from the last checkpoint, and ${VARIABLE} sets how many there are"
+            f"the same command goes on from the last checkpoint, and $ITERAND_WORKERS sets how many there are"
         )
 
 
@@ -219,7 +218,7 @@ def _start() -> _Worker:
     # Not multiprocessing: its children run the user's script again, and want it written for that.
     ours, theirs = socketpair()
     with ours, theirs:
-        program = _PROGRAM.format(packages=_PACKAGES, handle=theirs.fileno())
+        program = _PROGRAM.format(package=_PACKAGE, folder=str(Path(__file__).parent), handle=theirs.fileno())
         environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "ignore"}
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", program],  # -P: not what happens to lie in the working folder

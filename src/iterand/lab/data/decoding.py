@@ -1,105 +1,71 @@
-"""Decoding image files, in threads or processes."""
+"""Decoding one image file: a random resized crop for training, the centre crop otherwise.
 
+Worker processes import this file. Importing torch here would make each of them start two seconds later and take 200 MB.
+"""
+
+import functools
 import io
-import os
-import sys
+import math
 import zlib
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iterand.errors import DataError, extra
-from iterand.lab.data.boxes import resized_crop
-from iterand.lab.data.reading import Content, Stretch, read
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-def prefetched(
-    work: Callable[[Item], Result], groups: Iterable[Sequence[Item]], *, workers: int, ahead: int
-) -> Iterator[list[Result]]:
-    """The results of each group, in order; at most ``ahead`` groups are begun before they are asked for.
-
-    Threads, since what they are for (reading and decoding) mostly leaves the interpreter alone. If the reader stops
-    early or work fails, what has not begun is dropped.
-    """
-    waiting: deque[list[Future[Result]]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="iterand-data")
-    try:
-        for group in groups:
-            waiting.append([pool.submit(work, item) for item in group])
-            if len(waiting) > ahead:
-                yield [future.result() for future in waiting.popleft()]
-        while waiting:
-            yield [future.result() for future in waiting.popleft()]
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-VARIABLE = "ITERAND_WORKERS"
-
-
-def chosen_workers(given: int | None) -> int | None:
-    """The given number of worker processes, else $ITERAND_WORKERS; none if neither says one."""
-    text = os.environ.get(VARIABLE)
-    if given is not None or not text:
-        return given
-    if not text.isascii() or not text.isdigit():
-        raise DataError(f"${VARIABLE} is {text!r}; it is a number of worker processes, or 0 for threads")
-    return int(text)
-
-
-def processors() -> int:
-    """How many processors this process may use; those of a machine are shared by the ranks torchrun starts on it."""
-    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, here // max(1, int(ranks))) if ranks.isdigit() else here
-
+from iterand.errors import extra
+from iterand.lab.data.reading import ByteRange, Content, read
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-GRAY = (124, 116, 104)
-"""The mean colour of ImageNet: what stands in for an image that cannot be decoded."""
-
 SIZE = 224
+"""Height and width of a decoded image."""
+
+GRAY = (124, 116, 104)
+"""The mean colour of ImageNet, which replaces an image that cannot be decoded."""
+
 _SHORT_SIDE = 256
 
 Pixels = NDArray[np.uint8]
 Words = NDArray[np.int64]
 
 DecodedBatch = tuple[Pixels, dict[int, str]]
-"""Pixels [images, SIZE, SIZE, 3], valid until the next batch is asked for, and what was wrong with some by place."""
+"""Pixels [images, SIZE, SIZE, 3], valid until the next batch is asked for, and the problems by image number."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Images to decode together, with the random words of each, [images, words], if they are to be augmented."""
+    """The images of a batch to decode; ``words`` [images, words] are their random words if they are to be augmented."""
 
     contents: Sequence[Content]
     words: Words | None
 
     def part(self, start: int, stop: int) -> "Task":
-        """Some of the images."""
+        """The images from ``start`` to ``stop``."""
         return Task(self.contents[start:stop], None if self.words is None else self.words[start:stop])
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Pixels [SIZE, SIZE, 3], and what was wrong if they are not those of the file."""
+    """Pixels [SIZE, SIZE, 3]; ``problem`` says why they are gray if the file could not be decoded."""
 
     pixels: Pixels
     problem: str | None = None
 
 
+def decode_part(task: Task, index: int) -> Decoded:
+    """Read and decode one image of a task."""
+    content = task.contents[index]
+    found = read(content)
+    if isinstance(content, ByteRange) and zlib.crc32(found) != content.checksum:
+        return _gray("its bytes are not those that were packed")
+    return decode(found, None if task.words is None else task.words[index].tolist())
+
+
 def decode(content: bytes, words: Sequence[int] | None) -> Decoded:
-    """A random resized crop by the words of the example; without words the middle."""
+    """Decode a file: the random resized crop that ``words`` determine, or the centre crop without them."""
     with extra("lab", "decoding images"):
         import PIL.Image
     try:
@@ -108,20 +74,22 @@ def decode(content: bytes, words: Sequence[int] | None) -> Decoded:
             image.load()
     except Exception as error:  # a damaged file can raise anything
         return _gray(str(error) or type(error).__name__)
-    return Decoded(np.asarray(_middle(image) if words is None else _resized_crop(image, words)))
-
-
-def decode_part(task: Task, index: int) -> Decoded:
-    """Read and decode one image of a task."""
-    content = task.contents[index]
-    found = read(content)
-    if isinstance(content, Stretch) and zlib.crc32(found) != content.checksum:
-        return _gray("its bytes are not those that were packed")
-    return decode(found, None if task.words is None else task.words[index].tolist())
+    return Decoded(np.asarray(_centre_crop(image) if words is None else _resized_crop(image, words)))
 
 
 def _gray(problem: str) -> Decoded:
     return Decoded(np.full((SIZE, SIZE, 3), GRAY, np.uint8), problem)
+
+
+def _centre_crop(image: "Image") -> "Image":
+    """Scale the short side to 256, then cut out the middle 224 × 224."""
+    from PIL.Image import Resampling
+
+    short = min(image.size)
+    width, height = (_SHORT_SIDE * side // short for side in image.size)
+    left, top = round((width - SIZE) / 2), round((height - SIZE) / 2)
+    scaled = image.resize((width, height), Resampling.BILINEAR)
+    return scaled.crop((left, top, left + SIZE, top + SIZE))
 
 
 def _resized_crop(image: "Image", words: Sequence[int]) -> "Image":
@@ -132,49 +100,40 @@ def _resized_crop(image: "Image", words: Sequence[int]) -> "Image":
     return view.transpose(Transpose.FLIP_LEFT_RIGHT) if flip else view
 
 
-def _middle(image: "Image") -> "Image":
-    """The short side scaled to 256, then the middle 224 × 224."""
-    from PIL.Image import Resampling
+ATTEMPTS = 10
+"""How many boxes are drawn before the largest one in the middle is taken, if none of them fits into the image."""
 
-    short = min(image.size)
-    width, height = (_SHORT_SIDE * side // short for side in image.size)
-    left, top = round((width - SIZE) / 2), round((height - SIZE) / 2)
-    scaled = image.resize((width, height), Resampling.BILINEAR)
-    return scaled.crop((left, top, left + SIZE, top + SIZE))
+TWO_16 = 1 << 16
 
 
-if sys.platform != "win32":
-    from iterand.lab.data.decoder_pool import running, shared_pool
+def resized_crop(words: Sequence[int], height: int, width: int) -> list[int]:
+    """Top, left, height, width and flip of the random resized crop of one image.
 
-_WORTH = 500  # images: fewer are decoded by threads in the time it takes to start processes
-_AHEAD = 2  # batches decoded before they are asked for
-_AHEAD_EACH = 8  # and as many images for each worker
-
-
-def decoded(
-    tasks: Iterable[Task], *, size: int, images: int, workers: int | None = None
-) -> Generator[DecodedBatch, None, None]:
-    """Each task, of at most ``size`` of these ``images``, decoded in the background; who does it changes no pixel.
-
-    ``workers`` processes do it, or with 0 the threads of this one; None chooses by how much there is to do. On Windows,
-    where a process cannot be given open files, threads do it in any case.
+    The same as :func:`iterand.lab.data.images.resized_crops`, which takes a batch of images of one size. This is plain
+    Python, because a tensor of one image takes a hundred times as long.
     """
-    chosen = chosen_workers(workers)
-    count = processors() if chosen is None else chosen
-    ahead = max(_AHEAD, -(-_AHEAD_EACH * count // size))
-    if sys.platform != "win32":
-        by_processes = chosen != 0 and (chosen is not None or images >= _WORTH or running(count))
-        if by_processes:
-            return shared_pool(count).decoded(tasks, size, ahead)
-    return _by_threads(tasks, ahead)
+    for word in words[4 : 4 + ATTEMPTS]:
+        share = 16 * TWO_16 + 92 * (2 * (word >> 16) + 1)
+        side = math.sqrt(share * (height * width) / (200 * TWO_16))
+        stretch = stretches()[word & (TWO_16 - 1)]
+        box_height, box_width = round(side / stretch), round(side * stretch)
+        if 1 <= box_height <= height and 1 <= box_width <= width:
+            top = words[1] * (height - box_height + 1) >> 32
+            left = words[2] * (width - box_width + 1) >> 32
+            break
+    else:
+        box_height, box_width = largest_box(height, width)
+        top, left = (height - box_height) // 2, (width - box_width) // 2
+    return [top, left, box_height, box_width, words[0] >> 31]
 
 
-def _by_threads(tasks: Iterable[Task], ahead: int) -> Generator[DecodedBatch, None, None]:
-    groups = ([(task, index) for index in range(len(task.contents))] for task in tasks)
-    for results in prefetched(_decode, groups, workers=processors(), ahead=ahead):
-        pixels = np.stack([result.pixels for result in results]) if results else np.empty((0, SIZE, SIZE, 3), np.uint8)
-        yield pixels, {index: result.problem for index, result in enumerate(results) if result.problem}
+def largest_box(height: int, width: int) -> tuple[int, int]:
+    """Height and width of the largest box with an aspect ratio from 3/4 to 4/3."""
+    return min(height, round(width * 4 / 3)), min(width, round(height * 4 / 3))
 
 
-def _decode(item: tuple[Task, int]) -> Decoded:
-    return decode_part(*item)
+@functools.cache
+def stretches() -> tuple[float, ...]:
+    """The square roots of all 2¹⁶ aspect ratios: a table, because devices differ in the last bit of exp."""
+    logarithms = (((2 * step + 1) / TWO_16 - 1) * math.log(4 / 3) for step in range(TWO_16))
+    return tuple(math.exp(logarithm / 2) for logarithm in logarithms)

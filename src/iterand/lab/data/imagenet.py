@@ -10,10 +10,11 @@ from torch import Tensor
 
 from iterand.errors import DataError
 from iterand.lab.data.dataset import Batch, Dataset, Located, Normalizer, Options, Random, fixed_order, limited
-from iterand.lab.data.decoding import SIZE, Pixels, Task, decoded
+from iterand.lab.data.decoding import SIZE, Pixels, Task
+from iterand.lab.data.folders import ClassFolders, Images, same_classes, scan
 from iterand.lab.data.images import words_of
 from iterand.lab.data.packs import Progress, Scaling, header_of, open_pack, write_pack
-from iterand.lab.data.reading import ClassFolders, Images, same_classes, scan
+from iterand.lab.data.workers import decoded
 
 PARTS = ("train", "val")
 

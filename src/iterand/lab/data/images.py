@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from iterand.lab.data.boxes import ATTEMPTS, SIXTEEN, largest, stretches
 from iterand.lab.data.dataset import Batch, Normalizer, Random
+from iterand.lab.data.decoding import ATTEMPTS, TWO_16, largest_box, stretches
 
 _ONE = 1 << 22
 
@@ -83,15 +83,15 @@ def resized_crops(words: Tensor, height: int, width: int) -> Tensor:
     """
     attempts = words[:, 4 : 4 + ATTEMPTS]
     # 8 % + 92 % · (a + 1/2) / 2¹⁶ of the area, over the common denominator 200 · 2¹⁶.
-    share = 16 * SIXTEEN + 92 * (2 * (attempts >> 16) + 1)
-    side = (share * (height * width)).double().div(200 * SIXTEEN).sqrt()
-    stretch = _stretches_on(words.device)[attempts & (SIXTEEN - 1)]
+    share = 16 * TWO_16 + 92 * (2 * (attempts >> 16) + 1)
+    side = (share * (height * width)).double().div(200 * TWO_16).sqrt()
+    stretch = _stretches_on(words.device)[attempts & (TWO_16 - 1)]
     widths = (side * stretch).round().long()
     heights = (side / stretch).round().long()
     fits = (widths >= 1) & (widths <= width) & (heights >= 1) & (heights <= height)
     first = fits.int().argmax(dim=1, keepdim=True)
     some = fits.any(dim=1)
-    middle_height, middle_width = largest(height, width)
+    middle_height, middle_width = largest_box(height, width)
     box_height = torch.where(some, heights.gather(1, first).squeeze(1), middle_height)
     box_width = torch.where(some, widths.gather(1, first).squeeze(1), middle_width)
     placed = _placed(words, height, width, box_height, box_width)
@@ -107,7 +107,7 @@ def outside_holes(words: Tensor, size: int) -> Tensor:
     """
     pixels = torch.arange(size, device=words.device)
     inside = []
-    for centre in ((words[:, 3] >> 16) * size >> 16, (words[:, 3] & (SIXTEEN - 1)) * size >> 16):
+    for centre in ((words[:, 3] >> 16) * size >> 16, (words[:, 3] & (TWO_16 - 1)) * size >> 16):
         start = centre[:, None] - size // 4
         inside.append((pixels >= start) & (pixels < start + size // 2))
     return ~(inside[0][:, None, :, None] & inside[1][:, None, None, :])

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from iterand.errors import DataError, extra
-from iterand.lab.data.decoding import prefetched, processors
 from iterand.lab.data.download import PART, alone
-from iterand.lab.data.reading import ClassFolders, Stretch, read, unreadable
+from iterand.lab.data.folders import ClassFolders
+from iterand.lab.data.reading import ByteRange, read, unreadable
+from iterand.lab.data.workers import prefetched, processors
 
 MAGIC = b"ITERPACK"
 VERSION = 1
@@ -73,11 +74,11 @@ class PackedImages:
         """The pack, and what the image was called in the tree."""
         return self.root / self.classes[int(self.labels[index])] / self.files[index]
 
-    def contents(self, index: Tensor) -> list[Stretch]:
+    def contents(self, index: Tensor) -> list[ByteRange]:
         """Where to read some of the images."""
         path = str(self.root)
         entries = self.index[index.numpy()].tolist()
-        return [Stretch(path, start, length, checksum, self.changed) for start, length, checksum in entries]
+        return [ByteRange(path, start, length, checksum, self.changed) for start, length, checksum in entries]
 
 
 def open_pack(path: Path) -> PackedImages:
