@@ -15,7 +15,7 @@ from PIL import Image
 from iterand import philox
 from iterand.lab.data.dataset import Normalizer
 from iterand.lab.data.decoding import resized_crop
-from iterand.lab.data.images import ImageSplit, Resampler, crops, outside_holes, resized_crops, words_of
+from iterand.lab.data.images import ImageSplit, Resampler, crops, cutout_masks, resized_crops, words_of
 
 CPU = torch.device("cpu")
 NORMALIZER = Normalizer("imagenet", CPU)
@@ -140,7 +140,7 @@ class TestViews:
 
 class TestHoles:
     def test_against_a_loop(self):
-        found = outside_holes(words_of(torch.arange(60), words), 8)
+        found = cutout_masks(words_of(torch.arange(60), words), 8)
         for index, left in enumerate(found[:, 0].tolist()):
             word = int(words(torch.tensor([index]))[3])
             row, column = (word // 2**16) * 8 // 2**16, (word % 2**16) * 8 // 2**16
@@ -150,7 +150,7 @@ class TestHoles:
                     assert left[y][x] == (not hole)
 
     def test_every_centre_is_equally_likely(self):
-        holes = ~outside_holes(words_of(torch.arange(64 * 500), seeded(0)), 8)[:, 0]
+        holes = ~cutout_masks(words_of(torch.arange(64 * 500), seeded(0)), 8)[:, 0]
         shown = torch.stack((holes.any(2).sum(1), holes.any(1).sum(1)))  # rows and columns of the hole that are inside
         assert shown.min() == 2
         assert shown.max() == 4
@@ -167,7 +167,7 @@ class TestHoles:
             )
             for name in ("crop", "crop_cutout")
         )
-        left = outside_holes(words_of(order, words), 32).expand_as(plain)
+        left = cutout_masks(words_of(order, words), 32).expand_as(plain)
         assert torch.equal(holed[left], plain[left])
         assert bool((holed[~left] == 0).all())
         assert 0.1 < float((~left).float().mean()) < 0.25

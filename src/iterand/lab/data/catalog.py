@@ -1,4 +1,4 @@
-"""The data sets by name, and what can be done with each."""
+"""The data sets by name: loading, downloading, checking and packing each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,22 +9,31 @@ import torch
 from iterand.checks import unknown
 from iterand.errors import DataError
 from iterand.lab.data import cifar10, digits, imagenet, imdb
-from iterand.lab.data.dataset import AUGMENTATIONS, NORMALIZATIONS, Dataset, Located, Options, Split, data_folder
-from iterand.lab.data.download import ARCHIVES, Progress, by_hand, download, missing
+from iterand.lab.data.dataset import (
+    AUGMENTATIONS,
+    NORMALIZATIONS,
+    Dataset,
+    Located,
+    Options,
+    Progress,
+    Split,
+    data_folder,
+)
+from iterand.lab.data.download import ARCHIVES, ByteProgress, download, instructions, missing
 from iterand.lab.data.packs import Scaling
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set: how to find it, load it, check it and pack it, and which options it knows."""
+    """One data set: the functions that find, load, check and pack it, and the options it has."""
 
     title: str
     locate: Callable[[Path], Located | None]
     load: Callable[[Located, torch.device, Options], Dataset[Split]]
-    check: Callable[[Located, Callable[[int, int], None]], str]
+    check: Callable[[Located, Progress], str]
     augmentations: tuple[str, ...] = ("none",)
     normalizations: tuple[str, ...] = ("default",)
-    pack: Callable[[Located, Scaling | None, Callable[[int, int], None]], dict[str, Path]] | None = None
+    pack: Callable[[Located, Scaling | None, Progress], dict[str, Path]] | None = None
 
 
 DATASETS = {
@@ -50,23 +59,6 @@ DATASETS = {
 }
 
 
-@dataclass(frozen=True)
-class Status:
-    """What is there of a data set, or how to get it."""
-
-    name: str
-    title: str
-    located: Located | None
-    advice: str
-
-
-def find(name: str) -> Entry:
-    """The entry of this name."""
-    if name not in DATASETS:
-        raise ValueError(unknown("data set", name, DATASETS))
-    return DATASETS[name]
-
-
 def load_data(
     name: str,
     device: torch.device,
@@ -77,42 +69,59 @@ def load_data(
     limit: int | None = None,
     workers: int | None = None,
 ) -> Dataset[Split]:
-    """The data set of this name, for this device; ``limit`` is how many examples of each part to use at most.
+    """Load the data set of this name for this device, with at most ``limit`` examples in each split.
 
-    ``workers`` processes decode images, or with 0 threads of this one; by default as many as $ITERAND_WORKERS says,
-    else as there are processors, once there is enough to do.
+    ``workers`` is the number of processes that decode images, or 0 for threads. The default is $ITERAND_WORKERS, else
+    the number of processors if there are enough images.
     """
     entry = find(name)
     options = Options(augmentation, normalization, limit, workers)
-    options.fit(name, entry.augmentations, entry.normalizations)
+    options.check(name, entry.augmentations, entry.normalizations)
     return entry.load(_located(name, data_folder(data_dir)), device, options)
 
 
+def find(name: str) -> Entry:
+    """The entry of this name."""
+    if name not in DATASETS:
+        raise ValueError(unknown("data set", name, DATASETS))
+    return DATASETS[name]
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether a data set was found, and how to get it if not."""
+
+    name: str
+    title: str
+    located: Located | None
+    advice: str
+
+
 def status(name: str, root: Path) -> Status:
-    """What is there of a data set."""
+    """Look for a data set."""
     entry, located, advice = find(name), find(name).locate(root), ""
     if located is None:
-        advice = f"iterand data fetch {name}" if name in ARCHIVES else by_hand(name, root)
+        advice = f"iterand data fetch {name}" if name in ARCHIVES else instructions(name, root)
     return Status(name, entry.title, located, advice)
 
 
-def fetch(name: str, root: Path, progress: Progress) -> Path:
-    """Bring a data set from where it is published; where it lies is the answer, also if it was there before."""
+def fetch(name: str, root: Path, progress: ByteProgress) -> Path:
+    """Download a data set unless it is there already; returns its path."""
     found, archive = find(name).locate(root), ARCHIVES.get(name)
     if archive is None:
-        raise DataError(f"{name} cannot be fetched; {by_hand(name, root)}")
+        raise DataError(f"{name} cannot be fetched; {instructions(name, root)}")
     if found is not None and found.path.name != archive.name:
         return found.path
     return download(archive, found.path.parent if found else root, progress)
 
 
-def check(name: str, root: Path, progress: Callable[[int, int], None]) -> str:
-    """Verify what is there of a data set, down to its last byte; what was found is the answer."""
+def check(name: str, root: Path, progress: Progress) -> str:
+    """Verify every byte of a data set; returns a summary of what was found."""
     return find(name).check(_located(name, root), progress)
 
 
-def pack(name: str, root: Path, scaling: Scaling | None, progress: Callable[[int, int], None]) -> dict[str, Path]:
-    """Write a data set of many files into few; the answer is where each part lies, also if it was there before."""
+def pack(name: str, root: Path, scaling: Scaling | None, progress: Progress) -> dict[str, Path]:
+    """Write each part of a data set into one file unless it is there already; returns their paths."""
     entry = find(name)
     if entry.pack is None:
         packable = ", ".join(other for other, its in DATASETS.items() if its.pack)

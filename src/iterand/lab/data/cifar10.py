@@ -1,10 +1,9 @@
-"""CIFAR-10, in its binary or its Python version, which is unpickled without running any code."""
+"""CIFAR-10, in its binary or its Python version; the latter is unpickled without running any code."""
 
 import hashlib
 import io
 import math
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,88 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from iterand.errors import DataError
-from iterand.lab.data.dataset import Dataset, Located, Normalizer, Options, first_there, fixed_order, limited
+from iterand.lab.data.dataset import Dataset, Located, Normalizer, Options, Progress, find_layout, fixed_order, limited
 from iterand.lab.data.images import ImageSplit
 from iterand.lab.data.reading import members
 
-
-def load_arrays(data: bytes, where: str) -> Any:
-    """What is pickled in ``data``; ``where`` names it in errors. Strings of Python 2 come as bytes."""
-    try:
-        return _finished(_ArrayUnpickler(io.BytesIO(data), encoding="bytes").load())
-    except _RefusedError as error:
-        raise DataError(
-            f"{where} asks to run {error}, but a pickled data set may hold arrays only; do not use it"
-        ) from None
-    except Exception as error:  # a damaged pickle can raise anything
-        raise DataError(f"{where} is cut short or damaged ({error}); remove it and fetch it again") from None
-
-
-class _RefusedError(Exception):
-    pass
-
-
-class _ArrayUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        stand_in = _STAND_INS.get((module.replace("numpy._core", "numpy.core"), name))
-        if stand_in is None:
-            raise _RefusedError(f"{module}.{name}")
-        return stand_in
-
-    def persistent_load(self, reference: Any) -> Any:
-        raise _RefusedError(f"the reference {reference!r}")
-
-
-class _Type:
-    """Stands for a dtype: only its name counts."""
-
-    def __init__(self, name: str | bytes, *_: Any) -> None:
-        self.name = name
-
-    def __setstate__(self, state: Any) -> None:
-        pass
-
-
-class _Array:
-    """Stands for an array: its shape and bytes come as its state."""
-
-    def __init__(self, *_: Any) -> None:
-        self.values: NDArray[np.uint8] | None = None
-
-    def __setstate__(self, state: tuple[Any, tuple[int, ...], _Type, bool, bytes]) -> None:
-        _, shape, kind, by_columns, content = state
-        if kind.name not in ("u1", b"u1") or len(content) != math.prod(shape):
-            raise ValueError(f"an array of type {kind.name!r}, shape {shape} and {len(content)} bytes")
-        self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if by_columns else "C")
-
-
-def _encode(text: str, encoding: str) -> bytes:
-    """Stands for ``codecs.encode``, by which Python 3 writes bytes for Python 2."""
-    if encoding not in ("latin1", b"latin1"):
-        raise ValueError(f"an encoding {encoding!r}")
-    return text.encode("latin1")
-
-
-_STAND_INS = {
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Type,
-    ("_codecs", "encode"): _encode,
-}
-
-
-def _finished(value: Any) -> Any:
-    """The value with arrays in place of their stand-ins."""
-    if isinstance(value, _Array):
-        return value.values
-    if isinstance(value, dict):
-        return {key: _finished(item) for key, item in value.items()}
-    return value
-
-
 CLASSES = 10
 RECORDS = 10_000
-"""How many images each file holds."""
+"""The number of images in each file."""
 
 _PIXELS = 3 * 32 * 32
 _LAYOUTS = {
@@ -115,16 +39,16 @@ PUBLISHED = {  # SHA-256 of the records of each file
 }
 
 Records = NDArray[np.uint8]
-"""One row an image: its label, then its red, green and blue pixels; the rows of the binary layout."""
+"""One row per image: its label, then its red, green and blue pixels, as in the binary version."""
 
 
 def locate(root: Path) -> Located | None:
-    """CIFAR-10 in this folder, in whatever layout."""
-    return first_there(root, "cifar10", _LAYOUTS)
+    """Find CIFAR-10 in this folder, in any of its layouts."""
+    return find_layout(root, "cifar10", _LAYOUTS)
 
 
 def load(located: Located, device: torch.device, options: Options) -> Dataset[ImageSplit]:
-    """45,000 / 5,000 / 10,000 images; which are for validation is the same in all runs."""
+    """45,000 / 5,000 / 10,000 images; the validation images are the same in all runs."""
     records = read(located)
     train = np.concatenate([rows for name, rows in records.items() if name != "test_batch"])
     order = fixed_order(len(train))
@@ -146,7 +70,7 @@ def load(located: Located, device: torch.device, options: Options) -> Dataset[Im
     )
 
 
-def check(located: Located, progress: Callable[[int, int], None]) -> str:
+def check(located: Located, progress: Progress) -> str:
     """Compare every record with the published ones."""
     records = read(located)
     for done, (name, rows) in enumerate(records.items(), start=1):
@@ -202,3 +126,77 @@ def _checked(records: NDArray[np.uint8] | NDArray[np.int64], where: str) -> Reco
 
 
 _PARSERS = {"binary": (".bin", _parse_binary), "python": ("", _parse_python)}
+
+
+def load_arrays(data: bytes, where: str) -> Any:
+    """Unpickle arrays and plain values; ``where`` names the data in errors. Strings of Python 2 become bytes."""
+    try:
+        return _with_arrays(_ArrayUnpickler(io.BytesIO(data), encoding="bytes").load())
+    except _RefusedError as error:
+        raise DataError(
+            f"{where} asks to run {error}, but a pickled data set may hold arrays only; do not use it"
+        ) from None
+    except Exception as error:  # a damaged pickle can raise anything
+        raise DataError(f"{where} is cut short or damaged ({error}); remove it and fetch it again") from None
+
+
+class _RefusedError(Exception):
+    pass
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        replacement = _REPLACEMENTS.get((module.replace("numpy._core", "numpy.core"), name))
+        if replacement is None:
+            raise _RefusedError(f"{module}.{name}")
+        return replacement
+
+    def persistent_load(self, reference: Any) -> Any:
+        raise _RefusedError(f"the reference {reference!r}")
+
+
+class _Dtype:
+    """Replaces ``numpy.dtype``: only the name is used."""
+
+    def __init__(self, name: str | bytes, *_: Any) -> None:
+        self.name = name
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class _Array:
+    """Replaces ``numpy.ndarray``: shape and bytes are passed as its state."""
+
+    def __init__(self, *_: Any) -> None:
+        self.values: NDArray[np.uint8] | None = None
+
+    def __setstate__(self, state: tuple[Any, tuple[int, ...], _Dtype, bool, bytes]) -> None:
+        _, shape, kind, by_columns, content = state
+        if kind.name not in ("u1", b"u1") or len(content) != math.prod(shape):
+            raise ValueError(f"an array of type {kind.name!r}, shape {shape} and {len(content)} bytes")
+        self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if by_columns else "C")
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Replaces ``codecs.encode``, with which Python 3 pickles bytes for Python 2."""
+    if encoding not in ("latin1", b"latin1"):
+        raise ValueError(f"an encoding {encoding!r}")
+    return text.encode("latin1")
+
+
+_REPLACEMENTS = {
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
+    ("_codecs", "encode"): _encode,
+}
+
+
+def _with_arrays(value: Any) -> Any:
+    """The value with each replacement turned into its array."""
+    if isinstance(value, _Array):
+        return value.values
+    if isinstance(value, dict):
+        return {key: _with_arrays(item) for key, item in value.items()}
+    return value

@@ -1,4 +1,4 @@
-"""What a data set is: splits, batches, normalization, options, and where its files lie."""
+"""Data sets, their splits and batches; normalization, options, and where the files of a data set are."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -10,28 +10,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
+VARIABLE = "ITERAND_DATA"
+
+Progress = Callable[[int, int], None]
+"""Called with the number of images or files that are done, and the total."""
+
 Random = Callable[[Tensor], Sequence[Tensor]]
 """Four random 32-bit words (in int64) for each int64 index: the same for an index whatever batch it is in.
 
-The words of example i are those of index i; who needs more takes those of i + k·2³², k = 1, 2, ...
+The words of example i are those of index i; further words of it are those of i + k·2³², k = 1, 2, ...
 """
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a network is called with, and what it should say; on the device."""
+    """The inputs of a network and the labels it should predict, on the device."""
 
     inputs: tuple[Tensor, ...]
     labels: Tensor
 
 
 class Split(Protocol):
-    """One part of a data set."""
+    """The training, validation or test part of a data set."""
 
     def __len__(self) -> int: ...
 
     def batches(self, order: Tensor, size: int, random: Random | None = None) -> Iterator[Batch]:
-        """Batches of ``size`` (the last may be smaller) of the examples ``order`` names, augmented if ``random``."""
+        """Batches of ``size`` (the last may be smaller) of the examples in ``order``; ``random`` augments them."""
         ...
 
 
@@ -40,7 +45,7 @@ Part = TypeVar("Part", bound=Split, covariant=True)
 
 @dataclass(frozen=True)
 class Dataset(Generic[Part]):
-    """The parts of a data set; ``classes`` is how many labels there are."""
+    """The three splits of a data set; ``classes`` is the number of labels."""
 
     train: Part
     validation: Part
@@ -50,61 +55,51 @@ class Dataset(Generic[Part]):
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """A part that lives on the device as whole tensors."""
+    """A split that is two tensors on the device."""
 
     inputs: Tensor
     labels: Tensor
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """What a network gets of each image."""
+        """The shape of one image as a network gets it."""
         return tuple(self.inputs.shape[1:])
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def batches(self, order: Tensor, size: int, random: Random | None = None) -> Iterator[Batch]:
-        """Batches by indexing; nothing is augmented."""
+        """Batches by indexing, without augmentation."""
         for index in torch.split(order.to(self.labels.device), size):
             yield Batch((self.inputs[index],), self.labels[index])
 
 
-VARIABLE = "ITERAND_DATA"
+def fixed_order(count: int) -> Tensor:
+    """A random order of ``range(count)`` that never changes.
+
+    It sorts raw words of PCG64: NumPy guarantees those, but may change its permutations.
+    """
+    words = np.random.PCG64(0).random_raw(count)
+    return torch.from_numpy(np.argsort(words, kind="stable"))
 
 
-@dataclass(frozen=True)
-class Located:
-    """A data set that is there: in which folder of data sets, as what folder or file, in which of its layouts."""
-
-    root: Path
-    path: Path
-    layout: str
-
-
-def data_folder(given: Path | None = None) -> Path:
-    """The folder of all data sets: the given one, else $ITERAND_DATA, else ``data`` in the working folder."""
-    return given if given is not None else Path(os.environ.get(VARIABLE) or "data")
-
-
-def first_there(root: Path, name: str, layouts: dict[str, str]) -> Located | None:
-    """The first of the paths (with their layouts) that exists in ``root`` or in its subfolder ``name``."""
-    for folder in (root, root / name):
-        for path, layout in layouts.items():
-            if (folder / path).exists():
-                return Located(root, folder / path, layout)
-    return None
+def limited(order: Tensor, limit: int | None) -> Tensor:
+    """At most ``limit`` of these, evenly spaced, so that each class of a sorted split keeps its share."""
+    if limit is None or limit >= len(order):
+        return order
+    return order[torch.arange(limit) * len(order) // limit]
 
 
 Statistics = tuple[tuple[float, float, float], tuple[float, float, float]]
 
-STATISTICS: dict[str, Statistics] = {  # mean and deviation of the channels, of pixels from 0 to 1
+STATISTICS: dict[str, Statistics] = {  # mean and standard deviation of each channel, for pixels from 0 to 1
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
 
 
 class Normalizer:
-    """Normalises images by the statistics of a data set, which wait on the device."""
+    """Normalizes images by the channel statistics of a data set, which are kept on the device."""
 
     def __init__(self, name: str, device: torch.device) -> None:
         mean, deviation = torch.tensor(STATISTICS[name], dtype=torch.float64).mul(255).float().to(device)
@@ -112,7 +107,7 @@ class Normalizer:
         self.deviation: Tensor = deviation.view(-1, 1, 1)
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Pixels [batch, channel, height, width] of any type as normalised float32."""
+        """Normalize pixels [batch, channel, height, width] from 0 to 255 of any type, to float32."""
         return pixels.float().sub(self.mean).div_(self.deviation)
 
 
@@ -122,9 +117,9 @@ NORMALIZATIONS = ("default", *STATISTICS)
 
 @dataclass(frozen=True)
 class Options:
-    """How training examples are augmented, how inputs are normalised, and how many examples of each part are used.
+    """How training examples are augmented, how inputs are normalized, and how many examples of each split are used.
 
-    ``workers`` is how many processes decode images; 0 is none but threads, and None leaves the choice to the loader.
+    ``workers`` is the number of processes that decode images: 0 uses threads, None lets the loader choose.
     """
 
     augmentation: str = "none"
@@ -138,25 +133,32 @@ class Options:
         if self.workers is not None and (type(self.workers) is not int or self.workers < 0):
             raise ValueError(f"workers is {self.workers!r}; it is a number of processes, or 0 for threads")
 
-    def fit(self, name: str, augmentations: tuple[str, ...], normalizations: tuple[str, ...]) -> None:
-        """Refuse what the data set of this name cannot do."""
+    def check(self, name: str, augmentations: tuple[str, ...], normalizations: tuple[str, ...]) -> None:
+        """Refuse an augmentation or normalization that the data set of this name does not have."""
         known = {"augmentation": augmentations, "normalization": normalizations}
         for key, choices in known.items():
             if getattr(self, key) not in choices:
                 raise ValueError(f"{key} is {getattr(self, key)!r}; {name} knows {', '.join(choices)}")
 
 
-def fixed_order(count: int) -> Tensor:
-    """One fixed random order of ``range(count)``.
+@dataclass(frozen=True)
+class Located:
+    """Where a data set was found: the folder of all data sets, its own folder or file, and which layout that has."""
 
-    Sorting raw words of PCG64, since numpy keeps those for ever but may change what its permutations look like.
-    """
-    words = np.random.PCG64(0).random_raw(count)
-    return torch.from_numpy(np.argsort(words, kind="stable"))
+    root: Path
+    path: Path
+    layout: str
 
 
-def limited(order: Tensor, limit: int | None) -> Tensor:
-    """At most ``limit`` of these, evenly spaced: of a part sorted by class, every class has its share."""
-    if limit is None or limit >= len(order):
-        return order
-    return order[torch.arange(limit) * len(order) // limit]
+def data_folder(given: Path | None = None) -> Path:
+    """The folder of all data sets: the given one, else $ITERAND_DATA, else ``data`` in the working folder."""
+    return given if given is not None else Path(os.environ.get(VARIABLE) or "data")
+
+
+def find_layout(root: Path, name: str, layouts: dict[str, str]) -> Located | None:
+    """The first of the paths (with their layouts) that exists in ``root`` or in its subfolder ``name``."""
+    for folder in (root, root / name):
+        for path, layout in layouts.items():
+            if (folder / path).exists():
+                return Located(root, folder / path, layout)
+    return None

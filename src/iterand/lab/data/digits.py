@@ -1,26 +1,25 @@
-"""Scikit-learn's digits: 1,797 images of 8×8, which come with the installation."""
+"""The digits of scikit-learn: 1,797 images of 8×8, which are part of its installation."""
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from iterand.errors import extra
-from iterand.lab.data.dataset import Dataset, Located, Options, TensorSplit, fixed_order, limited
+from iterand.lab.data.dataset import Dataset, Located, Options, Progress, TensorSplit, fixed_order, limited
 
 _VALIDATION = 200
 _TEST = 400
 
 
 def locate(root: Path) -> Located | None:
-    """Always there: inside scikit-learn."""
+    """The folder of scikit-learn, if it is installed."""
     found = importlib.util.find_spec("sklearn")
     return Located(root, Path(found.origin).parent, "scikit-learn") if found and found.origin else None
 
 
 def load(located: Located, device: torch.device, options: Options) -> Dataset[TensorSplit]:
-    """The digits, normalised to mean 0 and deviation 1 over the training part; one fixed split for all runs."""
+    """The digits, normalized to mean 0 and deviation 1 over the training split; the split is the same in all runs."""
     with extra("lab", "the digits data set"):
         from sklearn.datasets import load_digits  # takes as long to import as torch
 
@@ -38,7 +37,7 @@ def load(located: Located, device: torch.device, options: Options) -> Dataset[Te
     return Dataset(part(train), part(validation), part(test), classes=10)
 
 
-def check(located: Located, progress: Callable[[int, int], None]) -> str:
-    """Load them."""
+def check(located: Located, progress: Progress) -> str:
+    """Load the digits and count them."""
     data = load(located, torch.device("cpu"), Options())
     return f"{sum(map(len, (data.train, data.validation, data.test))):,} images"

@@ -1,4 +1,4 @@
-"""Where data sets come from, and downloading them with resume and checksums."""
+"""Where data sets are published, and downloading them with checksums."""
 
 import contextlib
 import errno
@@ -14,6 +14,15 @@ from urllib.parse import urlsplit
 from iterand.errors import DataError, extra
 from iterand.files import locked
 
+ByteProgress = Callable[[int, int | None], None]
+"""Called with the number of bytes that have arrived, and the total if the server gives it."""
+
+PART = ".part"
+"""The suffix of a file that is not complete."""
+
+_CHUNK = 1 << 18
+_RETRIES = 2
+
 
 @dataclass(frozen=True)
 class Archive:
@@ -24,7 +33,7 @@ class Archive:
 
     @property
     def name(self) -> str:
-        """What the file is called."""
+        """The name of the file."""
         return PurePosixPath(self.url).name
 
 
@@ -39,7 +48,7 @@ ARCHIVES = {
     ),
 }
 
-BY_HAND = {
+INSTRUCTIONS = {
     "imagenet": "ILSVRC2012 is given to registered users of https://image-net.org only; unpack its images into {folder}"
     "/train/CLASS/ and {folder}/val/CLASS/",
     "digits": "it comes with scikit-learn: pip install 'iterand[lab]'",
@@ -47,26 +56,38 @@ BY_HAND = {
 
 
 def missing(name: str, root: Path) -> DataError:
-    """The error for a data set that is not there: what to do."""
+    """The error for a data set that was not found, with how to get it."""
     if name in ARCHIVES:
         return DataError(
             f"{name} is not in {root}; bring it with 'iterand data fetch {name} --data-dir {root}', or download "
             f"{ARCHIVES[name].url} and put the file there as it is"
         )
-    return DataError(f"{name} is not in {root}; {by_hand(name, root)}")
+    return DataError(f"{name} is not in {root}; {instructions(name, root)}")
 
 
-def by_hand(name: str, root: Path) -> str:
-    """How to get what cannot be fetched."""
-    return BY_HAND[name].format(folder=root / name)
+def instructions(name: str, root: Path) -> str:
+    """How to get a data set that cannot be downloaded."""
+    return INSTRUCTIONS[name].format(folder=root / name)
 
 
-PART = ".part"
+def download(archive: Archive, folder: Path, progress: ByteProgress) -> Path:
+    """Download the archive into the folder and check it; one that is there already is only checked."""
+    path = folder / archive.name
+    with exclusive(path, "downloaded"):
+        if not path.exists():
+            work = folder / f".{archive.name}{PART}"
+            try:
+                _fetch(archive, work, progress).replace(path)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)  # including what a killed process has left in it
+        elif md5(path) != archive.md5:
+            raise DataError(f"{path} has another MD5 than the published {archive.md5}; remove it and fetch it again")
+    return path
 
 
 @contextlib.contextmanager
-def alone(path: Path, doing: str) -> Iterator[None]:
-    """Make the folder of a file and keep other processes from writing the same; ``doing`` is what is done with it."""
+def exclusive(path: Path, doing: str) -> Iterator[None]:
+    """Create the folder of a file and lock the file against other processes; ``doing`` is the verb for the error."""
     taken = DataError(f"{path} is being {doing} by another process; wait for it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,36 +103,14 @@ def _unwritable(path: Path, error: OSError) -> DataError:
     return DataError(f"cannot write {error.filename or path}: {error.strerror or error}")
 
 
-Progress = Callable[[int, int | None], None]
-"""Told how many bytes are there, and of how many if the server says so."""
-
-_CHUNK = 1 << 18
-_RETRIES = 2
-
-
-def download(archive: Archive, folder: Path, progress: Progress) -> Path:
-    """Bring the archive into the folder and check it; one that is there already is only checked."""
-    path = folder / archive.name
-    with alone(path, "downloaded"):
-        if not path.exists():
-            work = folder / f".{archive.name}{PART}"
-            try:
-                _fetch(archive, work, progress).replace(path)
-            finally:
-                shutil.rmtree(work, ignore_errors=True)  # with what a process that was killed has left in it
-        elif md5(path) != archive.md5:
-            raise DataError(f"{path} has another MD5 than the published {archive.md5}; remove it and fetch it again")
-    return path
-
-
 def md5(path: Path) -> str:
     """The MD5 checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def _fetch(archive: Archive, work: Path, progress: Progress) -> Path:
-    """The archive, downloaded into a folder that is not used for anything else."""
+def _fetch(archive: Archive, work: Path, progress: ByteProgress) -> Path:
+    """Download the archive into ``work``, a folder for this only."""
     with extra("lab", "downloading data"):
         import pooch
         import requests
@@ -120,13 +119,17 @@ def _fetch(archive: Archive, work: Path, progress: Progress) -> Path:
     bar = _Bar(work.parent / archive.name, progress)
 
     def downloader(url: str, output: str, caller: pooch.Pooch) -> None:
-        Path(output).unlink()  # pooch has made it for this user alone; made again, it has the usual permissions
+        Path(output).unlink()  # pooch made it readable by this user only; made again, it has the usual permissions
         with ExitStack() as answers:
 
             def opened(answer: requests.Response, **_: Any) -> None:
                 answers.callback(answer.close)
 
-            options = {"headers": {"Accept-Encoding": "identity"}, "hooks": {"response": opened}}  # as it is published
+            # "identity": the bytes as they are published.
+            options = {
+                "headers": {"Accept-Encoding": "identity"},
+                "hooks": {"response": opened},
+            }
             pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, **options)(url, output, caller)
 
     source = pooch.create(
@@ -154,23 +157,23 @@ def _fetch(archive: Archive, work: Path, progress: Progress) -> Path:
 
 
 def _reason(error: BaseException) -> str:
-    """What the innermost of the errors says that led to this one."""
+    """The message of the error that caused this one."""
     while inner := error.__cause__ or error.__context__:
         error = inner
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 class _Bar:
-    """A progress bar as pooch uses one: it sets the total of each try, and counts the last chunk as a whole one."""
+    """A progress bar for pooch, which sets the total for each attempt and counts the last chunk as a full one."""
 
-    def __init__(self, path: Path, progress: Progress) -> None:
+    def __init__(self, path: Path, progress: ByteProgress) -> None:
         self._path = path
         self._progress = progress
         self._total = self._done = 0
 
     @property
     def total(self) -> int:
-        """How many bytes the server says there are; 0 if it does not say."""
+        """The number of bytes that the server announced; 0 if it did not."""
         return self._total
 
     @total.setter
@@ -185,14 +188,14 @@ class _Bar:
         self.update(0)
 
     def update(self, count: int) -> None:
-        """So many bytes more are there."""
+        """Add ``count`` bytes."""
         done = self._done + count
         self._done = min(done, self._total) if self._total else done
         self._progress(self._done, self._total or None)
 
     def reset(self) -> None:
-        """Count again; only pooch does, to end with the total."""
+        """Start counting again; pooch calls this once at the end, before it adds the total."""
         self._done = 0 if self._total else self._done
 
     def close(self) -> None:
-        """The file is there."""
+        """Called by pooch when the file is complete."""

@@ -17,40 +17,40 @@ _ENDINGS = (".jpeg", ".jpg", ".png")
 
 
 class Images(Protocol):
-    """Images with their labels, which count the classes; sorted by class and name."""
+    """Images with their labels, sorted by class and name."""
 
     @property
     def root(self) -> Path:
-        """The folder or file they lie in."""
+        """The folder or file that contains them."""
         ...
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """What the labels stand for."""
+        """The name of the class of each label."""
         ...
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Their names."""
+        """The name of each image."""
         ...
 
     @property
     def labels(self) -> Tensor:
-        """The class of each."""
+        """The label of each image: the index of its class."""
         ...
 
     def path(self, index: int) -> Path:
-        """What to call an image."""
+        """The path of an image, to name it in messages."""
         ...
 
     def contents(self, index: Tensor) -> Sequence[Content]:
-        """Where to read some of them."""
+        """What to read for some of the images."""
         ...
 
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """The images of ``root``/CLASS/, sorted by class and name; ``labels`` counts the classes in the same order."""
+    """The images of ``root``/CLASS/, sorted by class and name; a label is the index of its class."""
 
     root: Path
     classes: tuple[str, ...]
@@ -58,15 +58,15 @@ class ClassFolders:
     labels: Tensor
 
     def path(self, index: int) -> Path:
-        """Where an image lies."""
+        """The path of an image."""
         return self.root / self.classes[int(self.labels[index])] / self.files[index]
 
     def contents(self, index: Tensor) -> list[str]:
-        """The files of some images."""
+        """The paths of some images."""
         return [f"{self.root}/{name}" for name in self._names(index)]
 
     def digest(self) -> str:
-        """A digest of all names and sizes: equal if two trees hold the same files."""
+        """A digest of all names and sizes, to tell whether two trees hold the same files."""
         found = hashlib.sha256()
         try:
             for name in self._names(torch.arange(len(self.files))):
@@ -78,11 +78,11 @@ class ClassFolders:
 
     def _names(self, index: Tensor) -> list[str]:
         labels = self.labels[index].tolist()
-        return [f"{self.classes[label]}/{self.files[place]}" for label, place in zip(labels, index.tolist())]
+        return [f"{self.classes[label]}/{self.files[number]}" for label, number in zip(labels, index.tolist())]
 
 
 def scan(root: Path) -> ClassFolders:
-    """Find all images; a class without any is an error."""
+    """Find all images of a tree; a class without images is an error."""
     try:
         classes = tuple(sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != "."))
         files = [_images(root / name) for name in classes]
@@ -95,7 +95,7 @@ def scan(root: Path) -> ClassFolders:
 
 
 def same_classes(train: Images, test: Images) -> None:
-    """Refuse two trees whose class folders differ, since their labels would not mean the same."""
+    """Refuse two trees whose class folders differ, since their labels would have different meanings."""
     for one, other in ((train, test), (test, train)):
         absent = sorted(set(one.classes) - set(other.classes))
         if absent:

@@ -1,4 +1,4 @@
-"""Film reviews (IMDB): from the archive or the CSV to numbered words."""
+"""IMDB film reviews: read from the archive or CSV files, tokenized and cached."""
 
 import contextlib
 import csv
@@ -20,10 +20,15 @@ from torch import Tensor
 
 from iterand.errors import DataError
 from iterand.files import atomic_write
-from iterand.lab.data.dataset import Dataset, Located, Options, first_there, fixed_order, limited
+from iterand.lab.data.dataset import Dataset, Located, Options, Progress, find_layout, fixed_order, limited
 from iterand.lab.data.download import ARCHIVES, md5
 from iterand.lab.data.reading import PORTION, damaged, members, require_memory, unreadable
 from iterand.lab.data.text import TextSplit, Vocabulary
+
+PUBLISHED = 25_000
+"""The number of reviews in ``train``, and in ``test``."""
+
+_VERSION = 1  # of the tokenizer, the vocabulary and the split: part of the cache's name
 
 _LABELS = {"neg": 0, "pos": 1}
 _LAYOUTS = {
@@ -35,10 +40,59 @@ _LAYOUTS = {
 }
 _PATTERNS = [f"{part}/{label}/*.txt" for part in ("train", "test") for label in _LABELS]
 
+Value = TypeVar("Value")
+
+
+def locate(root: Path) -> Located | None:
+    """Find IMDB in this folder, in any of its layouts."""
+    found = find_layout(root, "imdb", _LAYOUTS)
+    if found and found.layout == "csv":
+        return Located(root, found.path.parent, "csv")
+    return found
+
+
+def load(located: Located, device: torch.device, options: Options) -> Dataset[TextSplit]:
+    """17,500 / 7,500 / 25,000 reviews; the validation reviews are the same in all runs."""
+    encoded = cached(
+        located.root,
+        f"imdb-{_VERSION}-{digest(located)[:32]}.safetensors",
+        lambda: _encode(read(located)),
+        _dump,
+        _parse,
+    )
+
+    def part(name: str) -> TextSplit:
+        found = encoded.parts[name]
+        chosen = limited(torch.arange(len(found.labels)), options.limit)
+        pieces = torch.split(found.tokens, found.lengths.tolist())
+        tokens = torch.cat([pieces[index] for index in chosen.tolist()])
+        labels = found.labels[chosen].to(device)
+        return TextSplit(tokens.to(device), found.lengths[chosen], labels, encoded.vocabulary)
+
+    return Dataset(part("train"), part("validation"), part("test"), classes=2)
+
+
+def check(located: Located, progress: Progress) -> str:
+    """Compare the archive's checksum with the published one, and count the reviews."""
+    archive = ARCHIVES["imdb"]
+    if located.path.name == archive.name and md5(located.path) != archive.md5:
+        raise DataError(
+            f"{located.path} differs from the published file (MD5 {archive.md5}); remove it and fetch it again"
+        )
+    found = read(located)
+    for part, entries in found.items():
+        positive = sum(entry.label for entry in entries)
+        if (len(entries), positive) != (PUBLISHED, PUBLISHED // 2):
+            raise DataError(
+                f"{located.path} has {positive:,} positive of {len(entries):,} reviews for {part}, "
+                f"but {PUBLISHED // 2:,} of {PUBLISHED:,} were published; fetch it again"
+            )
+    return f"{sum(map(len, found.values())):,} reviews, half of them positive"
+
 
 @dataclass(frozen=True)
 class Review:
-    """What somebody wrote (``name`` is class/number_rating) and whether they liked it (1) or not (0)."""
+    """A text with its label, 1 for positive and 0 for negative; ``name`` is class/number_rating."""
 
     name: str
     text: str
@@ -46,19 +100,11 @@ class Review:
 
 
 Reviews = dict[str, list[Review]]
-"""The reviews of ``train`` and ``test``, sorted by name, so that all layouts give the same."""
-
-
-def locate(root: Path) -> Located | None:
-    """IMDB in this folder, in whatever layout."""
-    found = first_there(root, "imdb", _LAYOUTS)
-    if found and found.layout == "csv":
-        return Located(root, found.path.parent, "csv")
-    return found
+"""The reviews of ``train`` and ``test``, sorted by name, so that all layouts give the same order."""
 
 
 def digest(located: Located) -> str:
-    """SHA-256 of everything that is read."""
+    """SHA-256 of all files of the data set."""
     total = hashlib.sha256()
     for name, content in _contents(located):
         total.update(f"{name} {len(content)}\n".encode() + content)
@@ -66,7 +112,7 @@ def digest(located: Located) -> str:
 
 
 def read(located: Located) -> Reviews:
-    """All reviews with a label."""
+    """Read all reviews that have a label."""
     if located.layout == "csv":
         found = {part: _read_csv(path) for part, path in zip(("train", "test"), _files(located))}
     else:
@@ -132,7 +178,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _decompressed(content: bytes, path: Path) -> bytes:
-    """The bytes, of which there may be a thousand times as many."""
+    """Decompress in portions, checking the memory: the result can be a thousand times as large."""
     found = []
     with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
         while portion := file.read(PORTION):
@@ -148,47 +194,9 @@ def _decoded(content: bytes, where: str) -> str:
         raise DataError(f"{where} is not UTF-8 ({error.reason} at byte {error.start}); fetch it again") from None
 
 
-Value = TypeVar("Value")
-
-
-def cached(
-    root: Path,
-    name: str,
-    make: Callable[[], Value],
-    dump: Callable[[Value], bytes],
-    parse: Callable[[bytes], Value],
-) -> Value:
-    """What ``make`` gives, from the cache if it is there and can be parsed.
-
-    The name must hold a digest of everything the value depends on, so that a cache is never out of date.
-    """
-    places = [folder / name for folder in (root / "cache", _user_cache())]
-    for path in places:
-        with contextlib.suppress(OSError, ValueError):
-            return parse(path.read_bytes())
-    value = make()
-    for path in places:
-        with contextlib.suppress(OSError):
-            atomic_write(path, dump(value))
-            break
-    return value
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iterand"
-
-
-__all__ = ["check", "load", "locate"]
-
-PUBLISHED = 25_000
-"""How many reviews there are for training, and how many for testing."""
-
-_VERSION = 1  # of the tokenizer, the vocabulary and the split: part of the cache's name
-
-
 @dataclass(frozen=True)
 class _Part:
-    """Encoded reviews, one after the other."""
+    """The encoded reviews of a split, concatenated."""
 
     tokens: Tensor
     lengths: Tensor
@@ -199,46 +207,6 @@ class _Part:
 class _Encoded:
     parts: dict[str, _Part]
     vocabulary: Vocabulary
-
-
-def load(located: Located, device: torch.device, options: Options) -> Dataset[TextSplit]:
-    """17,500 / 7,500 / 25,000 reviews; which are for validation is the same in all runs."""
-    encoded = cached(
-        located.root,
-        f"imdb-{_VERSION}-{digest(located)[:32]}.safetensors",
-        lambda: _encode(read(located)),
-        _dump,
-        _parse,
-    )
-
-    def part(name: str) -> TextSplit:
-        found = encoded.parts[name]
-        chosen = limited(torch.arange(len(found.labels)), options.limit)
-        pieces = torch.split(found.tokens, found.lengths.tolist())
-        tokens = torch.cat([pieces[index] for index in chosen.tolist()])
-        return TextSplit(
-            tokens.to(device), found.lengths[chosen], found.labels[chosen].to(device), encoded.vocabulary
-        )  # fmt: skip
-
-    return Dataset(part("train"), part("validation"), part("test"), classes=2)
-
-
-def check(located: Located, progress: Callable[[int, int], None]) -> str:
-    """Compare the archive's checksum with the published one, and count the reviews."""
-    archive = ARCHIVES["imdb"]
-    if located.path.name == archive.name and md5(located.path) != archive.md5:
-        raise DataError(
-            f"{located.path} differs from the published file (MD5 {archive.md5}); remove it and fetch it again"
-        )
-    found = read(located)
-    for part, entries in found.items():
-        liked = sum(entry.label for entry in entries)
-        if (len(entries), liked) != (PUBLISHED, PUBLISHED // 2):
-            raise DataError(
-                f"{located.path} has {liked:,} positive of {len(entries):,} reviews for {part}, "
-                f"but {PUBLISHED // 2:,} of {PUBLISHED:,} were published; fetch it again"
-            )
-    return f"{sum(map(len, found.values())):,} reviews, half of them positive"
 
 
 def _encode(found: Reviews) -> _Encoded:
@@ -284,3 +252,30 @@ def _parse(content: bytes) -> _Encoded:
     except (safetensors.SafetensorError, KeyError) as error:
         raise ValueError(f"the cache is damaged: {error}") from None
     return _Encoded(parts, Vocabulary(words))
+
+
+def cached(
+    root: Path,
+    name: str,
+    make: Callable[[], Value],
+    dump: Callable[[Value], bytes],
+    parse: Callable[[bytes], Value],
+) -> Value:
+    """The result of ``make``, from the cache file of this name if it can be parsed.
+
+    The name must contain a digest of everything that the value depends on, so that a cache file is never stale.
+    """
+    paths = [folder / name for folder in (root / "cache", _user_cache())]
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            return parse(path.read_bytes())
+    value = make()
+    for path in paths:
+        with contextlib.suppress(OSError):
+            atomic_write(path, dump(value))
+            break
+    return value
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iterand"

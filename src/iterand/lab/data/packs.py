@@ -1,4 +1,4 @@
-"""Packs: a tree of images as one file, read without searching folders."""
+"""Packs: the images of a tree in one file with an index."""
 
 import hashlib
 import io
@@ -6,7 +6,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from iterand.errors import DataError, extra
-from iterand.lab.data.download import PART, alone
+from iterand.lab.data.dataset import Progress
+from iterand.lab.data.download import PART, exclusive
 from iterand.lab.data.folders import ClassFolders
 from iterand.lab.data.reading import ByteRange, read, unreadable
 from iterand.lab.data.workers import prefetched, processors
@@ -33,9 +34,9 @@ INDEX = np.dtype([("start", "<u8"), ("length", "<u4"), ("checksum", "<u4")])
 
 @dataclass(frozen=True)
 class Header:
-    """What a pack holds: images of these classes, so many of each, of a tree with this digest.
+    """The number of images of each class and the digest of the tree that a pack was written from.
 
-    Images are the files as they are, or scaled to a short side and compressed again.
+    The images are the unchanged files, or scaled to ``short_side`` and compressed again with ``quality``.
     """
 
     classes: dict[str, int]
@@ -50,7 +51,7 @@ class Header:
 
     @property
     def images(self) -> int:
-        """How many there are."""
+        """The number of images."""
         return sum(self.classes.values())
 
 
@@ -67,22 +68,22 @@ class PackedImages:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """What the labels stand for."""
+        """The name of the class of each label."""
         return tuple(self.header.classes)
 
     def path(self, index: int) -> Path:
-        """The pack, and what the image was called in the tree."""
+        """The path of the pack with the name that the image had in the tree."""
         return self.root / self.classes[int(self.labels[index])] / self.files[index]
 
     def contents(self, index: Tensor) -> list[ByteRange]:
-        """Where to read some of the images."""
+        """The byte ranges of some images."""
         path = str(self.root)
         entries = self.index[index.numpy()].tolist()
         return [ByteRange(path, start, length, checksum, self.changed) for start, length, checksum in entries]
 
 
 def open_pack(path: Path) -> PackedImages:
-    """Read the index of a pack; one that is not whole is refused."""
+    """Read the index of a pack; an incomplete or damaged pack is refused."""
     try:
         with path.open("rb") as file:
             return _read(file, path)
@@ -141,17 +142,14 @@ def _read_end(file: BinaryIO, header: Header, start: bytes) -> tuple[NDArray[np.
     return index, names
 
 
-Progress = Callable[[int, int], None]
-"""Told how many images are in the file, and of how many."""
-
 QUALITY = 95
-_TOGETHER = 256  # images read before they are written
-_AHEAD = 2
+_TOGETHER = 256  # images that are read before they are written
+_AHEAD = 2  # such groups that are read in advance
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Images are scaled to this short side, if theirs is longer, and compressed again: faster, but other pixels."""
+    """Scale images to this short side, if theirs is longer, and compress them again: faster, but other pixels."""
 
     short_side: int
     quality: int = QUALITY
@@ -163,7 +161,7 @@ class Scaling:
             raise ValueError(f"the quality is {self.quality}; it is that of a JPEG file, from 1 to 100")
 
     def __call__(self, content: bytes) -> bytes:
-        """The image scaled; one that is small enough or cannot be decoded as it is."""
+        """The scaled file; unchanged if the image is small enough or cannot be decoded."""
         with extra("lab", "scaling images"):
             from PIL import Image
         try:
@@ -173,7 +171,7 @@ class Scaling:
                     return content
                 width, height = (self.short_side * side // short for side in file.size)
                 scaled = file.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
-        except Exception:  # a damaged file can raise anything; who uses the pack is told
+        except Exception:  # a damaged file can raise anything; loading it gives a warning
             return content
         written = io.BytesIO()
         scaled.save(written, "JPEG", quality=self.quality)
@@ -181,7 +179,7 @@ class Scaling:
 
 
 def header_of(images: ClassFolders, scaling: Scaling | None) -> Header:
-    """What a pack of these images starts with."""
+    """The header of a pack of these images."""
     counts = torch.bincount(images.labels, minlength=len(images.classes)).tolist()
     classes = dict(zip(images.classes, counts))
     if scaling is None:
@@ -190,12 +188,12 @@ def header_of(images: ClassFolders, scaling: Scaling | None) -> Header:
 
 
 def write_pack(path: Path, images: ClassFolders, header: Header, scaling: Scaling | None, progress: Progress) -> None:
-    """Write the pack beside its place and rename it; a ``.part`` file of the same images and settings is continued."""
+    """Write a ``.part`` file and rename it; if there is one of the same images and settings, resume it."""
     part = path.with_name(path.name + PART)
-    with alone(path, "packed"):
+    with exclusive(path, "packed"):
         part.touch()
         with part.open("r+b") as file:
-            records = _continued(file, header, progress)
+            records = _resume(file, header, progress)
             for content in _contents(images, len(records), scaling):
                 checksum = zlib.crc32(content)
                 file.write(RECORD.pack(len(content), checksum))
@@ -204,16 +202,16 @@ def write_pack(path: Path, images: ClassFolders, header: Header, scaling: Scalin
                 progress(len(records), header.images)
             index = np.array(records, INDEX).tobytes() + os.fsencode("\0".join(images.files))
             digest = hashlib.sha256(header.to_bytes() + index).digest()
-            place = file.tell()
+            index_start = file.tell()
             file.write(index)
-            file.write(END.pack(place, len(index) - INDEX.itemsize * len(records), digest, MAGIC))
+            file.write(END.pack(index_start, len(index) - INDEX.itemsize * len(records), digest, MAGIC))
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
 
 
-def _continued(file: BinaryIO, header: Header, progress: Progress) -> list[tuple[int, int, int]]:
-    """Start, length and checksum of the images that are in the file already; what follows the last whole one is cut."""
+def _resume(file: BinaryIO, header: Header, progress: Progress) -> list[tuple[int, int, int]]:
+    """Start, length and checksum of the images that are complete in the file; anything after them is cut off."""
     file.seek(0)
     records: list[tuple[int, int, int]] = []
     try:
@@ -243,7 +241,7 @@ def _continued(file: BinaryIO, header: Header, progress: Progress) -> list[tuple
 
 
 def _contents(images: ClassFolders, start: int, scaling: Scaling | None) -> Iterator[bytes]:
-    """The bytes of all images from ``start`` on, as they are to be packed."""
+    """The bytes of all images from number ``start`` on, as they go into the pack."""
 
     def content(path: str) -> bytes:
         found = read(path)

@@ -1,4 +1,7 @@
-"""Reading folders and archives: members of tar files, byte ranges, folders of classes."""
+"""Reading files: members of folders and tar archives, and byte ranges of packs.
+
+Worker processes import this file, so it must not import torch.
+"""
 
 import functools
 import os
@@ -14,7 +17,7 @@ from iterand import memory
 from iterand.errors import DataError
 
 PORTION = 1 << 26
-"""Bytes after which it is asked whether there is memory for more."""
+"""After so many bytes, the free memory is checked again."""
 
 
 class _Member(NamedTuple):
@@ -29,13 +32,13 @@ def members(path: Path, patterns: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     The name has as many parts as its pattern: what an archive calls its outermost folder does not matter.
     """
     found = _in_folder(path, patterns) if path.is_dir() else _in_tar(path, patterns)
-    unasked = 0
+    unchecked = 0
     try:
         for member in found:
-            unasked += member.size
-            if unasked >= PORTION:
-                require_memory(unasked, path)
-                unasked = 0
+            unchecked += member.size
+            if unchecked >= PORTION:
+                require_memory(unchecked, path)
+                unchecked = 0
             yield member.name, member.read()
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise damaged(path, error) from None
@@ -54,7 +57,7 @@ def damaged(path: Path, error: Exception) -> DataError:
 
 
 def unreadable(path: Path, error: OSError) -> DataError:
-    """The error for a file the system will not give."""
+    """The error for a file that the operating system cannot read."""
     return DataError(f"cannot read {error.filename or path}: {error.strerror or error}")
 
 
@@ -77,11 +80,11 @@ def _in_tar(path: Path, patterns: Sequence[str]) -> Iterator[_Member]:
 
 
 def _wanted(name: PurePosixPath, pattern: str) -> bool:
-    return name.match(pattern) and not name.name.startswith(".")  # some systems put shadow files beside real ones
+    return name.match(pattern) and not name.name.startswith(".")  # macOS puts a hidden file beside each
 
 
 class ByteRange(NamedTuple):
-    """Some bytes of a file that was last changed at ``changed`` (in nanoseconds), and their CRC-32."""
+    """Some bytes of a file with their CRC-32; ``changed`` is when the file was last changed, in nanoseconds."""
 
     path: str
     start: int
@@ -91,18 +94,18 @@ class ByteRange(NamedTuple):
 
 
 Content = str | ByteRange
-"""A file by its path, or a stretch of one."""
+"""The path of a file, or a byte range of one."""
 
 _seeking = threading.Lock()
 
 
 def read(content: Content) -> bytes:
-    """The bytes; that they cannot be had is an error, since it would not stay with one image."""
+    """Read the bytes. Failure is an error, since it would affect more than one image."""
     try:
         if isinstance(content, str):
             with open(content, "rb") as file:  # noqa: PTH123 - a million paths an epoch stay strings
                 return file.read()
-        # Not a memory map: where a file is cut short while it is in use, touching one kills the process.
+        # Not a memory map: if the file is truncated while in use, accessing the map kills the process.
         found = _read_at(_opened(content.path, content.changed), content.start, content.length)
     except OSError as error:
         raise unreadable(Path(content if isinstance(content, str) else content.path), error) from None
@@ -113,7 +116,7 @@ def read(content: Content) -> bytes:
 
 @functools.lru_cache(maxsize=4)
 def _opened(path: str, changed: int) -> int:
-    """A handle that stays open: on a network file system, opening costs more than reading."""
+    """A file descriptor that stays open: on a network file system, opening costs more than reading."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     if os.fstat(handle).st_mtime_ns != changed:
         os.close(handle)
@@ -123,7 +126,7 @@ def _opened(path: str, changed: int) -> int:
 
 def _read_at(handle: int, start: int, length: int) -> bytes:
     if sys.platform == "win32":
-        with _seeking:  # threads share the place in the file
+        with _seeking:  # threads share the file position
             os.lseek(handle, start, os.SEEK_SET)
             return os.read(handle, length)
     else:

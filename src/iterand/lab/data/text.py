@@ -1,4 +1,4 @@
-"""Texts as sequences of numbered words, in batches of similar length."""
+"""Texts as sequences of token ids: tokenizer, vocabulary, and batches of similar length."""
 
 import re
 from collections import Counter
@@ -14,6 +14,7 @@ from iterand.lab.data.dataset import Batch, Random, Split
 UNKNOWN = 0
 PADDING = 1
 VOCABULARY_WORDS = 25_000
+_POOL = 100  # batches whose texts are sorted by length
 
 _WORD = re.compile(r"\w+(?:'\w+)*|[^\w\s]")
 
@@ -26,11 +27,11 @@ def tokenize(text: str) -> list[str]:
 
 
 class Vocabulary:
-    """Words and their numbers: 0 is an unknown word, 1 padding, the others follow in the order given."""
+    """Words and their token ids: 0 is unknown, 1 is padding, the words follow in the given order."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words = tuple(words)
-        self._numbers = {word: number for number, word in enumerate(self.words, start=2)}
+        self._ids = {word: token for token, word in enumerate(self.words, start=2)}
 
     @classmethod
     def most_frequent(cls, texts: Iterable[str], count: int = VOCABULARY_WORDS) -> "Vocabulary":
@@ -45,23 +46,20 @@ class Vocabulary:
         return len(self.words) + 2
 
     def encode(self, text: str) -> Tokens:
-        """The numbers of a text's words; a text without any is one unknown word, since no network reads nothing."""
-        numbers = [self._numbers.get(word, UNKNOWN) for word in tokenize(text)]
-        return np.array(numbers or [UNKNOWN], np.int16)
-
-
-_POOL = 100  # batches whose texts are sorted by length
+        """The token ids of a text; a text without words is one unknown word, since a network needs at least one."""
+        ids = [self._ids.get(word, UNKNOWN) for word in tokenize(text)]
+        return np.array(ids or [UNKNOWN], np.int16)
 
 
 def arranged(split: Split, order: Tensor, size: int) -> Tensor:
-    """The order in which examples are best taken in batches: as it is, but for texts."""
+    """The order for training in batches: unchanged for images; texts of similar length are grouped."""
     return split.grouped(order, size) if isinstance(split, TextSplit) else order
 
 
 class TextSplit:
-    """Texts as numbers of words: ``tokens`` holds one text after the other, the n-th of ``lengths[n]`` words.
+    """Texts as token ids: ``tokens`` is their concatenation, text n has ``lengths[n]`` tokens.
 
-    ``lengths`` stays on the CPU, all else on the device.
+    ``lengths`` is on the CPU, everything else on the device.
     """
 
     def __init__(self, tokens: Tensor, lengths: Tensor, labels: Tensor, vocabulary: Vocabulary) -> None:
@@ -77,37 +75,37 @@ class TextSplit:
 
     @property
     def longest(self) -> int:
-        """How many words the longest text has."""
+        """The number of tokens of the longest text."""
         return int(self._lengths.max())
 
     def grouped(self, order: Tensor, size: int) -> Tensor:
-        """The same order, but texts of about one length share a batch, which is as long as its longest.
+        """Reorder so that texts of similar length share a batch, since a batch is padded to its longest text.
 
-        Of every hundred batches the texts are sorted by length; the batches themselves come in an order as random as
-        the one that was given. What is left over for a smaller last batch stays there.
+        The texts of every hundred batches are sorted by length; the order of the batches is as random as the given
+        order. A smaller last batch keeps its texts.
         """
         whole = len(order) - len(order) % size
-        texts, left_over = order.cpu()[:whole], order.cpu()[whole:]
-        batches, places = [], []
+        texts, rest = order.cpu()[:whole], order.cpu()[whole:]
+        batches, positions = [], []
         for start in range(0, len(texts), _POOL * size):
             pool = texts[start : start + _POOL * size]
             by_length = self._lengths[pool].argsort(stable=True)
             batches.append(pool[by_length].view(-1, size))
-            places.append(start + by_length.view(-1, size)[:, 0])
+            positions.append(start + by_length.view(-1, size)[:, 0])
         if not batches:
             return order
-        mixed = torch.cat(batches)[torch.cat(places).argsort()]
-        return torch.cat([mixed.flatten(), left_over]).to(order.device)
+        mixed = torch.cat(batches)[torch.cat(positions).argsort()]
+        return torch.cat([mixed.flatten(), rest]).to(order.device)
 
     def batches(self, order: Tensor, size: int, random: Random | None = None) -> Iterator[Batch]:
-        """Batches of (tokens [batch, time], lengths on the CPU); nothing is augmented.
+        """Batches of (tokens [batch, time], lengths on the CPU), without augmentation.
 
-        A batch is as long as its longest text, which the CPU knows: no batch waits for the device.
+        The CPU knows the longest text of a batch, so there is no synchronization with the device.
         """
         device = self.labels.device
-        for here, there in zip(torch.split(order.cpu(), size), torch.split(order.to(device), size)):
-            lengths = self._lengths[here]
-            places = self._starts[there][:, None] + torch.arange(int(lengths.max()), device=device)
-            tokens = self._tokens[places.clamp(max=len(self._tokens) - 1)].long()
-            tokens.masked_fill_(places >= self._ends[there][:, None], PADDING)
-            yield Batch((tokens, lengths), self.labels[there])
+        for on_cpu, index in zip(torch.split(order.cpu(), size), torch.split(order.to(device), size)):
+            lengths = self._lengths[on_cpu]
+            positions = self._starts[index][:, None] + torch.arange(int(lengths.max()), device=device)
+            tokens = self._tokens[positions.clamp(max=len(self._tokens) - 1)].long()
+            tokens.masked_fill_(positions >= self._ends[index][:, None], PADDING)
+            yield Batch((tokens, lengths), self.labels[index])

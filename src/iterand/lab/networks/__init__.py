@@ -1,4 +1,4 @@
-"""The networks of the paper by name: plain modules that know nothing of masks."""
+"""The networks of the paper by name: plain modules without masks."""
 
 import difflib
 import inspect
@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from iterand.checks import shown
-from iterand.lab.networks.convolutional import WithoutMemory, conv6, digits_conv, kaiming_uniform_, vgg11
+from iterand.lab.networks.convolutional import conv6, digits_conv, kaiming_uniform_, vgg11
 from iterand.lab.networks.lstm import LSTMClassifier
 from iterand.lab.networks.resnet import (
     RESNET18,
@@ -43,7 +44,7 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
 
 
 def network_names() -> tuple[str, ...]:
-    """Every name that `build_network` knows."""
+    """All names that `build_network` accepts."""
     return tuple(_BUILDERS)
 
 
@@ -57,8 +58,8 @@ def build_network(
 ) -> nn.Module:
     """Build a network at width ρ, its weights drawn from KU under `seed`.
 
-    `classes` is the data set's own number unless given; `options` go to the network (`vocabulary_size`, `forget_bias`
-    and `word_scale` of an LSTM). torch's global generator is left as it was.
+    `classes` defaults to the number of the network's data set. `options` go to the network: `vocabulary_size`,
+    `forget_bias` and `word_scale` of an LSTM. torch's global generator is not changed.
     """
     if name not in _BUILDERS:
         longer = [known for known in _BUILDERS if name and known.startswith(name)]
@@ -74,7 +75,7 @@ def build_network(
             raise ValueError(f"network {name!r} has no option {option!r}; it takes {', '.join(allowed) or 'none'}")
     if classes is not None:
         options["classes"] = classes
-    with torch.random.fork_rng(devices=[]):  # torch's layers draw weights when made, which we overwrite
+    with torch.random.fork_rng(devices=[]):  # torch's layers draw weights, which are overwritten below
         network = builder(width_factor=width_factor, **options)
     kaiming_uniform_(network, seed=seed)
     if isinstance(network, LSTMClassifier):
@@ -83,13 +84,24 @@ def build_network(
 
 
 def network_outline(name: str, **options: Any) -> nn.Module:
-    """What `build_network` would build, on the meta device: shapes and types without memory, however large."""
-    with torch.device("meta"), WithoutMemory():
+    """The network that `build_network` would build, on the meta device: shapes and types without memory."""
+    with torch.device("meta"), _OnMetaDevice():
         return build_network(name, **options)
 
 
+class _OnMetaDevice(TorchFunctionMode):
+    """Creates every tensor on the meta device, even if another device is given."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function with its device replaced."""
+        kwargs = dict(kwargs or {})
+        if kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("meta")
+        return function(*args, **kwargs)
+
+
 def _options(builder: Callable[..., nn.Module]) -> list[str]:
-    """The keywords a name leaves open: those it does not fix itself, nor every network has."""
+    """The options of a network: its keywords except those that its name fixes or that all networks have."""
     fixed = {"width_factor", "classes", *(builder.keywords if isinstance(builder, partial) else ())}
     parameters = inspect.signature(builder).parameters.values()
     return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.name not in fixed]

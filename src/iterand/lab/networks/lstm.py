@@ -8,10 +8,11 @@ from iterand.lab.networks.convolutional import scaled
 
 
 class LSTMClassifier(nn.Module):
-    """Embedding of 100, one LSTM layer of 256ρ in one direction or both, dropout, linear layer.
+    """An embedding of 100, one LSTM layer of 256ρ in one or both directions, dropout, a linear layer.
 
-    Two classes need one logit; the sigmoid of the paper's table belongs to the loss. Words are multiplied by
-    ``word_scale``, and forget gates begin with a bias of ``forget_bias``: at 0 a gate lets half of all go at each word.
+    Two classes need one logit; the sigmoid of the paper's table is part of the loss. Embeddings are multiplied by
+    ``word_scale``. Forget gates start with a bias of ``forget_bias``: at 0, a gate forgets half of the state at each
+    word.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class LSTMClassifier(nn.Module):
         hidden = scaled(256, width_factor)
         self.forget_bias = forget_bias
         self.word_scale: Tensor
-        self.register_buffer("word_scale", torch.tensor(word_scale))  # so that a ticket knows it
+        self.register_buffer("word_scale", torch.tensor(word_scale))  # a buffer, so that a ticket contains it
         self.embedding = nn.Embedding(vocabulary_size, 100)
         self.recurrent = nn.LSTM(100, hidden, batch_first=True, bidirectional=bidirectional)
         self.dropout = nn.Dropout(0.2)
@@ -38,16 +39,16 @@ class LSTMClassifier(nn.Module):
 
     @torch.no_grad()
     def set_gates_(self) -> None:
-        """Give the forget gates their bias."""
+        """Set the bias of the forget gates to ``forget_bias``."""
         hidden = self.recurrent.hidden_size
         for name, bias in self.recurrent.named_parameters():
             if name.startswith("bias_ih"):
                 bias[hidden : 2 * hidden] = self.forget_bias
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Logits of token ids [batch, time], of which the first `lengths` [batch] of each row count.
+        """Logits for token ids [batch, time]; the rest of a row after its length (`lengths` [batch]) is padding.
 
-        They are known on the CPU: kept there, they cost no wait for the device.
+        Lengths on the CPU avoid a synchronization with the device.
         """
         embedded, lengths = self.embedding(tokens) * self.word_scale, lengths.cpu()
         if (lengths < 1).any():
@@ -57,21 +58,21 @@ class LSTMClassifier(nn.Module):
         return logits
 
     def _packed(self, embedded: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
-        """The last state of each direction."""
+        """The last state of each direction, by torch's packed sequences."""
         packed = pack_padded_sequence(embedded, lengths, batch_first=True, enforce_sorted=False)
         _, (last, _) = self.recurrent(packed)
         return tuple(last)
 
     def _padded(self, embedded: Tensor, lengths: Tensor) -> tuple[Tensor, ...]:
-        """The same by another way: on a CPU gradients of packed texts take a time that is quadratic in their length."""
+        """The same on padded texts: on a CPU, the time of gradients of packed texts is quadratic in their length."""
         layer, times = self.recurrent, torch.arange(embedded.shape[1])
-        backwards = (lengths[:, None] - 1 - times).clamp(min=0)
+        reversed_times = (lengths[:, None] - 1 - times).clamp(min=0)
         rows = torch.arange(len(lengths))
-        found = []
+        last = []
         for suffix in ("l0", "l0_reverse")[: 2 if layer.bidirectional else 1]:
             weights = [getattr(layer, f"{kind}_{suffix}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-            words = embedded if suffix == "l0" else embedded[rows[:, None], backwards]
-            nothing = embedded.new_zeros(1, len(lengths), layer.hidden_size)
-            states, _, _ = torch.lstm(words, (nothing, nothing), weights, True, 1, 0.0, self.training, False, True)
-            found.append(states[rows, lengths - 1])  # what comes after is padding
-        return tuple(found)
+            words = embedded if suffix == "l0" else embedded[rows[:, None], reversed_times]
+            zeros = embedded.new_zeros(1, len(lengths), layer.hidden_size)
+            states, _, _ = torch.lstm(words, (zeros, zeros), weights, True, 1, 0.0, self.training, False, True)
+            last.append(states[rows, lengths - 1])  # the rest is padding
+        return tuple(last)

@@ -7,8 +7,8 @@ from torch.nn import functional
 
 from iterand.lab.networks.convolutional import average_classifier, normalized_convolution, scaled
 
-# A cell of Appendix B: the widths of a block's convolutions at ρ = 1, and the number of such blocks.
 Stage = tuple[tuple[int, ...], int]
+"""The widths of the convolutions of a block at ρ = 1, and the number of such blocks: a cell of Appendix B."""
 
 RESNET18: tuple[Stage, ...] = (((64, 64), 2), ((128, 128), 2), ((256, 256), 2), ((512, 512), 2))
 RESNET34: tuple[Stage, ...] = (((64, 64), 3), ((128, 128), 4), ((256, 256), 6), ((512, 512), 3))
@@ -22,15 +22,15 @@ WIDE_RESNET50_2: tuple[Stage, ...] = (
 )
 RESNET20: tuple[Stage, ...] = (((16, 16), 3), ((32, 32), 3), ((64, 64), 3))
 
-STEM_CHANNELS = 64  # for every width
+STEM_CHANNELS = 64  # whatever ρ is
 
 
 class ResidualBlock(nn.Module):
-    """The basic block for two widths, the bottleneck block for three; where the shape changes a 1×1 shortcut."""
+    """A basic block for two widths, a bottleneck block for three; where the shape changes, a 1×1 shortcut."""
 
     def __init__(self, inputs: int, widths: tuple[int, ...], stride: int) -> None:
         super().__init__()
-        # Appendix B leaves open where a bottleneck strides; the 3×3 convolution misses no position, a 1×1 would.
+        # Appendix B does not say which convolution of a bottleneck has the stride; a 1×1 would skip positions.
         kernels, strides = ((3, 3), (stride, 1)) if len(widths) == 2 else ((1, 3, 1), (1, stride, 1))
         layers: list[nn.Module] = []
         for before, width, kernel, step in zip((inputs, *widths), widths, kernels, strides):
@@ -41,14 +41,14 @@ class ResidualBlock(nn.Module):
             self.shortcut = normalized_convolution(inputs, widths[-1], 1, stride)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Branch plus shortcut, rectified."""
+        """ReLU of the sum of branch and shortcut."""
         return functional.relu(self.branch(images) + self.shortcut(images))
 
 
 def cifar_resnet(
     stages: tuple[Stage, ...], stem_channels: int = STEM_CHANNELS, *, width_factor: float = 1.0, classes: int = 10
 ) -> nn.Sequential:
-    """A residual network whose stem, one 3×3 convolution, keeps the 32×32 positions."""
+    """A residual network for 32×32 images; the stem is a 3×3 convolution."""
     stem = nn.Sequential(normalized_convolution(3, stem_channels, 3), nn.ReLU())
     return _residual_network(stem, stem_channels, stages, width_factor, classes)
 
@@ -59,7 +59,7 @@ def resnet20(*, width_factor: float = 1.0, classes: int = 10) -> nn.Sequential:
 
 
 def imagenet_resnet(stages: tuple[Stage, ...], *, width_factor: float = 1.0, classes: int = 1000) -> nn.Sequential:
-    """A residual network whose stem, a 7×7 convolution and max pooling, brings 224×224 positions to 56×56."""
+    """A residual network for 224×224 images; the stem is a 7×7 convolution and max pooling, which give 56×56."""
     stem = nn.Sequential(
         normalized_convolution(3, STEM_CHANNELS, 7, 2), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1)
     )
@@ -69,7 +69,7 @@ def imagenet_resnet(stages: tuple[Stage, ...], *, width_factor: float = 1.0, cla
 def _residual_network(
     stem: nn.Module, channels: int, stages: tuple[Stage, ...], width_factor: float, classes: int
 ) -> nn.Sequential:
-    """Stem, stages, average, linear layer; every stage but the first halves the positions."""
+    """Stem, stages, average pooling, linear layer; each stage after the first halves height and width."""
     bodies = []
     for index, (widths, blocks) in enumerate(stages):
         body = nn.Sequential()
