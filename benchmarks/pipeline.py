@@ -27,10 +27,11 @@ from PIL import Image
 
 from iterand import philox
 from iterand.lab.data import catalog, load_data
-from iterand.lab.data.decoding import Task, decode, decoded, processors
+from iterand.lab.data.decoding import Task, decode
 from iterand.lab.data.imagenet import open_tree
 from iterand.lab.data.images import words_of
 from iterand.lab.data.packs import Scaling
+from iterand.lab.data.workers import decoded, processors
 from iterand.lab.experiments.library import find_recipe
 from iterand.lab.training import recipe_file
 from iterand.lab.training.environment import describe

@@ -276,9 +276,9 @@ class TestWriting:
         whole = path.read_bytes()
         path.unlink()
         script = (  # which gets no further than the tenth image
-            "import itertools, sys; from iterand.data import packing; packing._TOGETHER = 1\n"
-            "read, number = packing.read, itertools.count(1)\n"
-            "packing.read = lambda path: next(number) > 9 and sys.stdin.read() or read(path)\n"
+            "import itertools, sys; from iterand.lab.data import packs; packs._TOGETHER = 1\n"
+            "read, number = packs.read, itertools.count(1)\n"
+            "packs.read = lambda path: next(number) > 9 and sys.stdin.read() or read(path)\n"
             "from iterand.cli.main import main; sys.argv = ['iterand', 'data', 'pack']; main()"
         )
         environment = os.environ | {"ITERAND_DATA": str(root)}

@@ -1,11 +1,13 @@
 """Worker processes: the pixels of a plain loop, whatever happens to readers, workers and their parent."""
 
+import errno
+import gc
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +17,11 @@ import torch
 import made_up_data
 from iterand import philox
 from iterand.errors import DataError
-from iterand.lab.data import decoder_pool, load_data, workers
-from iterand.lab.data.decoder_pool import DecoderPool
+from iterand.lab.data import load_data, workers
 from iterand.lab.data.decoding import GRAY, Task, decode
 from iterand.lab.data.imagenet import DataWarning
 from iterand.lab.data.images import words_of
-from iterand.lab.data.workers import processors
+from iterand.lab.data.workers import WorkerPool, close_pools, processors
 
 CPU = torch.device("cpu")
 
@@ -34,11 +35,16 @@ def paths(tree):
     return [str(path) for path in sorted((tree / "imagenet" / "train").glob("*/*.JPEG"))]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pool():
-    pool = DecoderPool(2)
-    yield pool
-    pool.close()
+    return WorkerPool(2)
+
+
+@pytest.fixture(autouse=True)
+def no_worker_is_left():
+    yield
+    close_pools()
+    gc.collect()
 
 
 def tasks(paths, size, words=None):
@@ -49,7 +55,7 @@ def tasks(paths, size, words=None):
 
 
 def pids(pool):
-    return [worker.process.pid for worker in pool._workers]
+    return [process.pid for process in pool.processes]
 
 
 def wait_until(condition):
@@ -68,7 +74,7 @@ class TestPixels:
     @pytest.mark.parametrize("size", [1, 7, 120, 500])
     def test_those_of_a_plain_loop(self, pool, paths, size):
         words = words_of(torch.arange(len(paths)), seeded).numpy()
-        found = [pixels.copy() for pixels, problems in pool.decoded(tasks(paths, size, words), min(size, 120), 2)]
+        found = [pixels.copy() for pixels, problems in pool.decoded(tasks(paths, size, words), min(size, 120))]
         expected = [decode(Path(path).read_bytes(), word.tolist()).pixels for path, word in zip(paths, words)]
         assert [len(pixels) for pixels in found] == [min(size, 120 - start) for start in range(0, 120, size)]
         assert np.array_equal(np.concatenate(found), np.stack(expected))
@@ -82,7 +88,6 @@ class TestPixels:
             return [(batch.inputs[0], batch.labels) for batch in batches]
 
         found, expected = all_batches(workers), all_batches(0)
-        decoder_pool.shared_pool(workers).close()
         assert len(found) == 4
         for (images, labels), (expected_images, expected_labels) in zip(found, expected, strict=True):
             assert torch.equal(images, expected_images)
@@ -90,25 +95,25 @@ class TestPixels:
             assert images.stride() == expected_images.stride()
 
     def test_no_examples(self, pool, tree):
-        assert [len(pixels) for pixels, _ in pool.decoded([Task([], None)], 1, 2)] == [0]
+        assert [len(pixels) for pixels, _ in pool.decoded([Task([], None)], 1)] == [0]
         data = load_data("imagenet", CPU, tree, workers=0)
         assert [len(batch.labels) for batch in data.train.batches(torch.arange(0), 4)] == [0]
 
 
 class TestReaders:
     def test_one_that_stops_early_leaves_nothing(self, pool, paths):
+        list(pool.decoded(tasks(paths, 10), 10))  # starts the workers
         handles = len(os.listdir("/dev/fd"))  # noqa: PTH208
         for _ in range(20):
-            reader = pool.decoded(tasks(paths, 10), 10, 3)
+            reader = pool.decoded(tasks(paths, 10), 10)
             next(reader)
             reader.close()
+        assert len(list(pool.decoded(tasks(paths, 10), 10))) == 12
         assert len(os.listdir("/dev/fd")) <= handles  # noqa: PTH208
-        assert not pool._streams
-        assert len(list(pool.decoded(tasks(paths, 10), 10, 3))) == 12
-        assert all(worker.images == 0 for worker in pool._workers)
 
-    def test_two_at_a_time(self, pool, paths):
-        one, other = pool.decoded(tasks(paths, 10), 10, 2), pool.decoded(tasks(paths[::-1], 10), 10, 2)
+    def test_two_at_a_time(self, paths):
+        one = workers.decoded(tasks(paths, 10), size=10, images=120, workers=1)
+        other = workers.decoded(tasks(paths[::-1], 10), size=10, images=120, workers=1)
         pairs = [(first.copy(), second.copy()) for (first, _), (second, _) in zip(one, other)]
         forward = np.concatenate([first for first, _ in pairs])
         backward = np.concatenate([second for _, second in pairs])
@@ -122,23 +127,12 @@ class TestReaders:
                 asked.append(number)
                 yield task
 
-        reader = pool.decoded(counted(), 10, 3)
+        reader = pool.decoded(counted(), 10)
+        next(reader)
+        assert asked == [0, 1, 2]  # that one and two in advance
         next(reader)
         assert asked == [0, 1, 2, 3]
-        next(reader)
-        assert asked == [0, 1, 2, 3, 4]
         reader.close()
-
-    def test_more_work_than_a_connection_holds(self, monkeypatch, tmp_path):
-        """So many requests and answers at a time that neither side may wait for the other to read."""
-        monkeypatch.setattr(decoder_pool, "_MOST", 1)
-        paths = [str(tmp_path / f"{number:0250}") for number in range(400)]
-        for path in paths:
-            Path(path).write_bytes(b"")
-        pool = DecoderPool(1)
-        found = list(islice(pool.decoded(tasks(paths * 5, 400), 400, 3), 5))
-        assert [len(problems) for _, problems in found] == [400] * 5
-        pool.close()
 
 
 class TestBrokenImages:
@@ -157,12 +151,12 @@ class TestBrokenImages:
 
     def test_a_file_that_went_away_is_an_error(self, pool, paths, tmp_path):
         absent = str(tmp_path / "absent.JPEG")
-        reader = pool.decoded(tasks([*paths[:10], absent], 4), 4, 2)
+        reader = pool.decoded(tasks([*paths[:10], absent], 4), 4)
         next(reader)
         next(reader)
         with pytest.raises(DataError, match=r"cannot read .*absent\.JPEG: No such file"):
             next(reader)
-        assert len(list(pool.decoded(tasks(paths, 10), 10, 2))) == 12
+        assert len(list(pool.decoded(tasks(paths, 10), 10))) == 12
 
 
 class TestProcesses:
@@ -170,62 +164,75 @@ class TestProcesses:
         data = load_data("imagenet", CPU, tree, workers=2)
         reader = data.train.batches(torch.arange(100).repeat(50), 10)
         next(reader)
-        pool = decoder_pool.shared_pool(2)
-        os.kill(pids(pool)[1], signal.SIGKILL)
+        started = [process.pid for process in multiprocessing.active_children()]
+        assert len(started) == 2
+        os.kill(started[1], signal.SIGKILL)
+        wait_until(lambda: gone(started[1]))  # which is no error here, but where the next batch is needed
         with pytest.raises(
             DataError, match=r"one of 2 worker processes .* died.* the last checkpoint.*ITERAND_WORKERS"
         ):
             list(reader)
-        wait_until(lambda: all(gone(pid) for pid in pids(pool)))
+        wait_until(lambda: all(gone(pid) for pid in started))
         assert len(list(data.train.batches(torch.arange(100), 10))) == 10
-        decoder_pool.shared_pool(2).close()
 
     def test_workers_that_cannot_start_are_an_error(self, monkeypatch, paths):
-        monkeypatch.setattr(decoder_pool, "_PROGRAM", "raise SystemExit(3) # {package} {folder} {handle}")
-        pool = DecoderPool(2)
+        monkeypatch.setattr(workers, "_prepare_worker", lambda _: os._exit(3))
         with pytest.raises(DataError, match="one of 2 worker processes that decode images has died"):
-            list(pool.decoded(tasks(paths, 10), 10, 2))
+            list(WorkerPool(2).decoded(tasks(paths, 10), 10))
 
-    @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="looks for libraries in /proc")
-    def test_they_are_small(self, pool, paths):
-        """Without torch: a worker that imports it takes seconds to start, and 200 MB."""
-        list(pool.decoded(tasks(paths, 10), 10, 2))
-        for worker in pids(pool):
-            maps = Path(f"/proc/{worker}/maps").read_text()
-            assert "_imaging" in maps
-            assert "torch" not in maps
+    def test_processes_that_the_system_refuses_are_an_error(self, monkeypatch, paths):
+        def refuse(process):
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    def test_an_interrupted_reader_leaves_no_half_sent_message(self, paths):
-        pool = DecoderPool(1)
-        reader = pool.decoded(tasks(paths, 10), 10, 2)
+        monkeypatch.setattr(multiprocessing.context.ForkProcess, "start", refuse)
+        with pytest.raises(DataError, match="cannot start 2 workers to decode images: Resource temporarily unavail"):
+            list(WorkerPool(2).decoded(tasks(paths, 10), 10))
+
+    def test_they_draw_no_random_number_of_the_caller(self, paths):
+        before = torch.get_rng_state()
+        list(workers.decoded(tasks(paths, 60), size=60, images=120, workers=1))
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_an_interrupted_reader_ends_them(self, paths):
+        reader = workers.decoded(tasks(paths, 10), size=10, images=120, workers=1)
         next(reader)
+        (worker,) = multiprocessing.active_children()
         with pytest.raises(KeyboardInterrupt):
             reader.throw(KeyboardInterrupt)
-        assert pool.closed
-        assert all(gone(pid) for pid in pids(pool))
+        del reader
+        gc.collect()
+        wait_until(lambda: gone(worker.pid))
 
     def test_requests_to_stop_are_for_the_parent_only(self, pool, paths):
+        list(pool.decoded(tasks(paths, 10), 10))
+        assert len(pids(pool)) == 2
         for worker in pids(pool):
             os.kill(worker, signal.SIGINT)
             os.kill(worker, signal.SIGTERM)
-        assert len(list(pool.decoded(tasks(paths, 10), 10, 2))) == 12
+        assert len(list(pool.decoded(tasks(paths, 10), 10))) == 12
 
-    @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, None])
+    @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None])
     def test_they_end_with_their_parent(self, tree, tmp_path, ending):
         """In a script without a guard for its main module, as many are."""
         script = tmp_path / "script.py"
         script.write_text(
-            "import sys, time, torch\n"
-            "from iterand.lab.data import decoder_pool, load_data\n"
+            "import multiprocessing, sys, torch\n"
+            "from iterand.lab.data import load_data\n"
             "train = load_data('imagenet', torch.device('cpu'), workers=2).train\n"
             "reader = train.batches(torch.arange(100).repeat(9), 10)\n"
             "next(reader)\n"
-            "print(*[worker.process.pid for worker in decoder_pool.shared_pool(2)._workers], flush=True)\n"
+            "print(*[worker.pid for worker in multiprocessing.active_children()], flush=True)\n"
             "sys.stdin.readline()\n"
         )
         environment = os.environ | {"ITERAND_DATA": str(tree)}
         process = subprocess.Popen(
-            [sys.executable, str(script)], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(script)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         with process:
             started = [int(pid) for pid in process.stdout.readline().split()]
@@ -233,9 +240,13 @@ class TestProcesses:
             if ending is None:
                 process.stdin.write("\n")
                 process.stdin.close()
+            elif ending == signal.SIGINT:
+                os.killpg(process.pid, ending)  # as a terminal does
             else:
                 process.send_signal(ending)
             assert process.wait() == (0 if ending is None else -ending)
+            errors = process.stderr.read()
+        assert errors.count("Traceback") == (ending == signal.SIGINT)  # that of the script
         wait_until(lambda: all(gone(pid) for pid in started))
 
 
@@ -245,18 +256,26 @@ class TestChoice:
         monkeypatch.setattr(workers, "_FEWEST", 5)
         monkeypatch.setattr(workers, "processors", lambda: 1)
         list(workers.decoded(tasks(paths[:images], 2), size=2, images=images))
-        assert decoder_pool.running(1) == started
-        if started:
-            decoder_pool.shared_pool(1).close()
+        assert len(multiprocessing.active_children()) == started
+        close_pools()
+        assert not multiprocessing.active_children()
 
     def test_the_environment_may_say_how_many(self, monkeypatch, paths):
         monkeypatch.setenv("ITERAND_WORKERS", "1")
         list(workers.decoded(tasks(paths[:4], 2), size=2, images=4))
-        assert decoder_pool.running(1)
-        decoder_pool.shared_pool(1).close()
+        assert len(multiprocessing.active_children()) == 1
+        close_pools()
         monkeypatch.setenv("ITERAND_WORKERS", "many")
         with pytest.raises(DataError, match=r"\$ITERAND_WORKERS is 'many'; it is a number of worker processes, or 0"):
             workers.decoded(tasks(paths[:4], 2), size=2, images=4)
+
+    def test_where_processes_are_spawned_they_are_started_on_request_only(self, monkeypatch, paths):
+        monkeypatch.setattr(workers, "_START_METHOD", "spawn")
+        expected = [pixels for pixels, _ in workers.decoded(tasks(paths[:6], 3), size=3, images=10**6)]
+        assert not multiprocessing.active_children()
+        found = [pixels for pixels, _ in workers.decoded(tasks(paths[:6], 3), size=3, images=6, workers=1)]
+        assert len(multiprocessing.active_children()) == 1
+        assert np.array_equal(found, expected)
 
     def test_ranks_on_one_machine_share_its_processors(self, monkeypatch):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))

@@ -97,7 +97,7 @@ def test_only_the_fused_step_needs_triton():
 
 
 def test_nothing_needs_modules_that_windows_has_not():
-    assert "iterand.lab.data.decoder_pool" in run(WITHOUT, POSIX, "iterand.__main__")
+    assert "iterand.lab.data.workers" in run(WITHOUT, POSIX, "iterand.__main__")
 
 
 def test_only_figures_pages_and_theory_need_the_lab():

@@ -1,4 +1,4 @@
-"""Images per second of the decoder pool and of torch's DataLoader, with the same number of worker processes.
+"""Images per second of ``iterand.lab.data.workers.decoded`` and of a plain DataLoader with as many worker processes.
 
     python tools/decoding_speed.py TREE [--images N] [--rounds N] [--json FILE]
 
@@ -6,12 +6,11 @@ TREE holds ``train`` and ``val``. Both decode the same random resized crops of `
 batches of uint8 pixels that are copied into one buffer. The DataLoader gets a whole batch per request, decodes it into
 shared memory, keeps its workers between rounds, and prefetches two batches per worker; its workers use one thread. The
 two take turns, in alternating order; a ratio compares two runs of one round. Workers are started, and decode some
-batches, before the first round.
+batches, before the first round. On a machine that others use too, compare images per second of processor time.
 """
 
 import argparse
 import json
-import math
 import os
 import statistics
 import time
@@ -22,7 +21,7 @@ from typing import Any
 import PIL
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from iterand import philox
 from iterand.lab.data.decoding import SIZE, Task, decode_part
@@ -56,16 +55,9 @@ class Decode(Dataset[tuple[Tensor, dict[int, str]]]):
     """Decodes a task in a worker of a DataLoader."""
 
     def __getitem__(self, task: Task) -> tuple[Tensor, dict[int, str]]:
-        shape, problems = (len(task.contents), SIZE, SIZE, 3), {}
-        storage = torch.UntypedStorage._new_shared(math.prod(shape))  # as torch's default_collate does: saves a copy
-        pixels = torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)
-        rows = pixels.numpy()
-        for index in range(len(task.contents)):
-            result = decode_part(task, index)
-            rows[index] = result.pixels
-            if result.problem:
-                problems[index] = result.problem
-        return pixels, problems
+        results = [decode_part(task, index) for index in range(len(task.contents))]
+        problems = {index: result.problem for index, result in enumerate(results) if result.problem}
+        return default_collate([result.pixels for result in results]), problems  # in shared memory
 
 
 def unchanged(batch: Any) -> Any:
@@ -74,7 +66,7 @@ def unchanged(batch: Any) -> Any:
 
 
 class Ours:
-    """The decoder pool."""
+    """``decoded``."""
 
     def __init__(self, tasks: Tasks, size: int, workers: int) -> None:
         self.tasks, self.size, self.workers = tasks, size, workers
@@ -85,7 +77,7 @@ class Ours:
 
 
 class Theirs:
-    """The DataLoader."""
+    """A plain DataLoader."""
 
     def __init__(self, tasks: Tasks, size: int, workers: int) -> None:
         options: dict[str, Any] = {"batch_size": None, "sampler": tasks, "collate_fn": unchanged}
@@ -122,9 +114,9 @@ def processor_seconds() -> float:
 
 
 def compare(tree: Path, size: int, workers: int, images: int, rounds: int) -> dict[str, Any]:
-    """Both in turn; medians, and the median over rounds of the ratio of the DataLoader to the pool."""
+    """Both in turn; medians, and the median over rounds of the ratio of the DataLoader to ``decoded``."""
     tasks = Tasks(tree, size, images)
-    contestants = {"decoder_pool": Ours(tasks, size, workers), "dataloader": Theirs(tasks, size, workers)}
+    contestants = {"decoded": Ours(tasks, size, workers), "dataloader": Theirs(tasks, size, workers)}
     whole, tasks.groups = tasks.groups, tasks.groups[: 4 * workers]
     for batches in contestants.values():
         for _ in batches:
@@ -136,11 +128,11 @@ def compare(tree: Path, size: int, workers: int, images: int, rounds: int) -> di
             found[name].append(measure(contestants[name], size, images))
     keys = ("images_per_second", "images_per_processor_second")
     medians = {name: {key: statistics.median(one[key] for one in runs) for key in keys} for name, runs in found.items()}
-    pairs = list(zip(found["dataloader"], found["decoder_pool"]))
+    pairs = list(zip(found["dataloader"], found["decoded"]))
     ratio = {key: round(statistics.median(theirs[key] / ours[key] for theirs, ours in pairs), 3) for key in keys}
-    print(f"batch {size:3}, {workers} workers: DataLoader / pool = {ratio}; medians {medians}", flush=True)
+    print(f"batch {size:3}, {workers} workers: DataLoader / decoded = {ratio}; medians {medians}", flush=True)
     settings = {"batch_size": size, "workers": workers, "images": images, "n": rounds}
-    return {**settings, "dataloader_to_pool": ratio, "medians": medians, "rounds": found}
+    return {**settings, "dataloader_to_decoded": ratio, "medians": medians, "rounds": found}
 
 
 def main() -> None:

@@ -1,7 +1,4 @@
-"""Decoding one image file: a random resized crop for training, the centre crop otherwise.
-
-Worker processes import this file. Importing torch here would make each of them start two seconds later and take 200 MB.
-"""
+"""Decoding one image file: a random resized crop for training, the centre crop otherwise."""
 
 import functools
 import io
@@ -30,9 +27,6 @@ _SHORT_SIDE = 256
 
 Pixels = NDArray[np.uint8]
 Words = NDArray[np.int64]
-
-DecodedBatch = tuple[Pixels, dict[int, str]]
-"""Pixels [images, SIZE, SIZE, 3], valid until the next batch is asked for, and the problems by image number."""
 
 
 @dataclass(frozen=True)

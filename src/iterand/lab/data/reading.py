@@ -1,7 +1,4 @@
-"""Reading files: members of folders and tar archives, and byte ranges of packs.
-
-Worker processes import this file, so it must not import torch.
-"""
+"""Reading files: members of folders and tar archives, and byte ranges of packs."""
 
 import functools
 import os

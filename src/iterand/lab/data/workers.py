@@ -1,25 +1,39 @@
-"""Decoding batches of images in the background, by worker processes or by threads."""
+"""Decoding batches of images in the background: worker processes of torch's DataLoader, or threads."""
 
+import atexit
+import gc
+import multiprocessing
 import os
+import signal
 import sys
+import threading
+import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from iterand.errors import DataError
-from iterand.lab.data.decoding import SIZE, Decoded, DecodedBatch, Task, decode_part
-
-if sys.platform != "win32":
-    from iterand.lab.data.decoder_pool import running, shared_pool
+from iterand.errors import DataError, IterandError
+from iterand.lab.data.decoding import SIZE, Decoded, Pixels, Task, decode_part
 
 VARIABLE = "ITERAND_WORKERS"
 
+DecodedBatch = tuple[Pixels, dict[int, str]]
+"""Pixels [images, SIZE, SIZE, 3], and why some images are gray, by their number in the batch."""
+
 _FEWEST = 500  # images for which worker processes are started; fewer are decoded by threads in the same time
 _AHEAD = 2  # batches that are decoded in advance
-_AHEAD_PER_WORKER = 8  # images that are decoded in advance, if that is more
+_DYING = 5.0  # seconds that the end of a worker may take
+_START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -30,17 +44,17 @@ def decoded(
 ) -> Generator[DecodedBatch, None, None]:
     """Decode each task, of at most ``size`` of these ``images``, in the background. Pixels do not depend on workers.
 
-    ``workers`` is the number of processes, or 0 for threads; None chooses by the number of images. Windows always uses
-    threads, because a process there cannot be given open files.
+    ``workers`` is the number of processes, or 0 for threads. None chooses by the number of images on Linux. On other
+    systems it chooses threads: processes are spawned there, which runs the caller's script again unless it is guarded
+    by ``if __name__ == "__main__"``.
     """
     chosen = chosen_workers(workers)
     count = processors() if chosen is None else chosen
-    ahead = max(_AHEAD, -(-_AHEAD_PER_WORKER * count // size))
-    if sys.platform != "win32":
-        by_processes = chosen != 0 and (chosen is not None or images >= _FEWEST or running(count))
-        if by_processes:
-            return shared_pool(count).decoded(tasks, size, ahead)
-    return _decoded_by_threads(tasks, ahead)
+    if chosen is None:
+        by_processes = _START_METHOD == "fork" and (images >= _FEWEST or bool(_idle_pools(count)))
+    else:
+        by_processes = chosen > 0
+    return _decoded_by_processes(tasks, size, count) if by_processes else _decoded_by_threads(tasks)
 
 
 def chosen_workers(given: int | None) -> int | None:
@@ -81,12 +95,182 @@ def prefetched(
         pool.shutdown(cancel_futures=True)
 
 
-def _decoded_by_threads(tasks: Iterable[Task], ahead: int) -> Generator[DecodedBatch, None, None]:
+def _decoded_by_threads(tasks: Iterable[Task]) -> Generator[DecodedBatch, None, None]:
     groups = ([(task, index) for index in range(len(task.contents))] for task in tasks)
-    for results in prefetched(_decode, groups, workers=processors(), ahead=ahead):
+    for results in prefetched(_decode, groups, workers=processors(), ahead=_AHEAD):
         pixels = np.stack([result.pixels for result in results]) if results else np.empty((0, SIZE, SIZE, 3), np.uint8)
         yield pixels, {index: result.problem for index, result in enumerate(results) if result.problem}
 
 
 def _decode(item: tuple[Task, int]) -> Decoded:
     return decode_part(*item)
+
+
+_pools: dict[tuple[int, int], list["WorkerPool"]] = {}
+_running: "weakref.WeakSet[Generator[DecodedBatch, None, None]]" = weakref.WeakSet()
+
+
+def _idle_pools(workers: int) -> list["WorkerPool"]:
+    """The pools of this process with so many workers that no reader uses; a forked process has none."""
+    return _pools.setdefault((os.getpid(), workers), [])
+
+
+def _decoded_by_processes(tasks: Iterable[Task], size: int, workers: int) -> Generator[DecodedBatch, None, None]:
+    """A stream of batches from a pool that is used again afterwards, unless it failed or was interrupted."""
+
+    def stream() -> Generator[DecodedBatch, None, None]:
+        idle = _idle_pools(workers)
+        pool = idle.pop() if idle else WorkerPool(workers)
+        try:
+            yield from pool.decoded(tasks, size)
+        except GeneratorExit:
+            idle.append(pool)
+            raise
+        idle.append(pool)
+
+    batches = stream()
+    _running.add(batches)
+    return batches
+
+
+@atexit.register
+def close_pools() -> None:
+    """End the workers of this process; not those of its parent, if it was forked."""
+    for batches in list(_running):
+        batches.close()
+    for key in [key for key in _pools if key[0] == os.getpid()]:
+        del _pools[key]
+
+
+class WorkerPool:
+    """Worker processes that decode one stream of batches at a time: a DataLoader that keeps its workers."""
+
+    def __init__(self, workers: int) -> None:
+        self.processes: list[multiprocessing.process.BaseProcess] = []
+        self._workers = workers
+        self._sampler = _Pieces()
+        with warnings.catch_warnings(action="ignore"):  # torch: more workers than processors
+            self._loader = DataLoader(
+                _Decoder(),
+                batch_size=None,
+                sampler=self._sampler,
+                collate_fn=_unchanged,
+                num_workers=workers,
+                prefetch_factor=_AHEAD,
+                persistent_workers=True,
+                worker_init_fn=_prepare_worker,
+                generator=torch.Generator(),  # so that no number is drawn from the global one
+                multiprocessing_context=_START_METHOD,
+            )
+
+    def decoded(self, tasks: Iterable[Task], size: int) -> Generator[DecodedBatch, None, None]:
+        """Decode each task, of at most ``size`` images; each is divided among all workers."""
+        pieces: deque[int] = deque()  # of each batch that was handed out
+        self._sampler.pieces = _divided(tasks, -(-size // self._workers), pieces)
+        try:
+            answers = self._start()
+            while (first := next(answers, None)) is not None:
+                yield _joined([first, *(next(answers) for _ in range(pieces.popleft() - 1))])
+        except (RuntimeError, OSError, EOFError):
+            # A worker that is dying closes its connections before it counts as dead.
+            if not wait([process.sentinel for process in self.processes], timeout=_DYING):
+                raise
+            raise DataError(
+                f"one of {self._workers} worker processes that decode images has died, perhaps for want of memory; "
+                f"the same command goes on from the last checkpoint, and ${VARIABLE} sets how many there are"
+            ) from None
+
+    def _start(self) -> Iterator["_Answer"]:
+        """Start to decode; the first time, start the workers."""
+        if self.processes:
+            return iter(self._loader)
+        others = set(multiprocessing.active_children())
+        try:
+            with warnings.catch_warnings(action="ignore"), _unchanged_handler():  # Python: a fork with threads
+                answers = iter(self._loader)
+        except OSError as error:
+            raise DataError(
+                f"cannot start {self._workers} workers to decode images: {error.strerror or error}"
+            ) from None
+        self.processes = [process for process in multiprocessing.active_children() if process not in others]
+        return answers
+
+
+@contextmanager
+def _unchanged_handler() -> Iterator[None]:
+    """Keep the handler of SIGCHLD: torch's raises an error anywhere in the program when a worker dies.
+
+    Without it the error is raised where the next batch is needed.
+    """
+    if sys.platform != "win32" and threading.current_thread() is threading.main_thread():
+        handler = signal.getsignal(signal.SIGCHLD)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL if handler is None else handler)
+    else:
+        yield  # torch sets no handler here
+
+
+class _Pieces:
+    """The sampler of a DataLoader: gives the pieces of the current stream."""
+
+    def __init__(self) -> None:
+        self.pieces: Iterator[Task] = iter(())
+
+    def __iter__(self) -> Iterator[Task]:
+        return self.pieces
+
+
+def _divided(tasks: Iterable[Task], size: int, pieces: deque[int]) -> Iterator[Task]:
+    """Each task in pieces of ``size`` images; their number is appended to ``pieces``."""
+    for task in tasks:
+        starts = range(0, max(1, len(task.contents)), size)
+        pieces.append(len(starts))
+        yield from (task.part(start, start + size) for start in starts)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """Decoded images of a piece, why some are gray, or why none could be decoded."""
+
+    pixels: Tensor
+    problems: dict[int, str]
+    error: str | None = None
+
+
+def _joined(answers: list[_Answer]) -> DecodedBatch:
+    problems: dict[int, str] = {}
+    before = 0
+    for answer in answers:
+        if answer.error:
+            raise DataError(answer.error)
+        problems |= {before + index: problem for index, problem in answer.problems.items()}
+        before += len(answer.pixels)
+    return np.concatenate([answer.pixels.numpy() for answer in answers]), problems
+
+
+class _Decoder(Dataset[_Answer]):
+    """What a worker does: decode the images of a piece; in a worker, ``default_collate`` makes shared memory."""
+
+    def __getitem__(self, task: Task) -> _Answer:
+        empty = torch.empty(0, SIZE, SIZE, 3, dtype=torch.uint8)
+        try:
+            results = [decode_part(task, index) for index in range(len(task.contents))]
+        except IterandError as known:
+            return _Answer(empty, {}, str(known))
+        except Exception as unknown:  # the DataLoader would add a traceback to the message
+            return _Answer(empty, {}, f"a worker failed while decoding images ({type(unknown).__name__}: {unknown})")
+        pixels = default_collate([result.pixels for result in results]) if results else empty
+        return _Answer(pixels, {index: result.problem for index, result in enumerate(results) if result.problem})
+
+
+def _unchanged(answer: Any) -> Any:
+    return answer
+
+
+def _prepare_worker(_: int) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the main process, which may have work to save
+        signal.signal(number, signal.SIG_IGN)
+    warnings.simplefilter("ignore")
+    gc.freeze()  # a forked worker must not free what it inherited, such as CUDA graphs
