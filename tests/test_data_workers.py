@@ -271,9 +271,9 @@ class TestChoice:
 
     def test_where_processes_are_spawned_they_are_started_on_request_only(self, monkeypatch, paths):
         monkeypatch.setattr(workers, "_START_METHOD", "spawn")
-        expected = [pixels for pixels, _ in workers.decoded(tasks(paths[:6], 3), size=3, images=10**6)]
+        expected = [pixels.copy() for pixels, _ in workers.decoded(tasks(paths[:6], 3), size=3, images=10**6)]
         assert not multiprocessing.active_children()
-        found = [pixels for pixels, _ in workers.decoded(tasks(paths[:6], 3), size=3, images=6, workers=1)]
+        found = [pixels.copy() for pixels, _ in workers.decoded(tasks(paths[:6], 3), size=3, images=6, workers=1)]
         assert len(multiprocessing.active_children()) == 1
         assert np.array_equal(found, expected)
 

@@ -14,6 +14,7 @@ import json
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # in workers, where it is copied
     pairs = [(size, workers) for workers in (1, 2) for size in (64, 128)]
     results = [compare(arguments.tree, *pair, arguments.images, arguments.rounds) for pair in pairs]
     record = {

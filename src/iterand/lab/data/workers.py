@@ -28,7 +28,7 @@ from iterand.lab.data.decoding import SIZE, Decoded, Pixels, Task, decode_part
 VARIABLE = "ITERAND_WORKERS"
 
 DecodedBatch = tuple[Pixels, dict[int, str]]
-"""Pixels [images, SIZE, SIZE, 3], and why some images are gray, by their number in the batch."""
+"""Pixels [images, SIZE, SIZE, 3], valid until the next batch, and why some are gray, by number in the batch."""
 
 _FEWEST = 500  # images for which worker processes are started; fewer are decoded by threads in the same time
 _AHEAD = 2  # batches that are decoded in advance
@@ -167,10 +167,11 @@ class WorkerPool:
         """Decode each task, of at most ``size`` images; each is divided among all workers."""
         pieces: deque[int] = deque()  # of each batch that was handed out
         self._sampler.pieces = _divided(tasks, -(-size // self._workers), pieces)
+        buffer = np.empty((size, SIZE, SIZE, 3), np.uint8)
         try:
             answers = self._start()
             while (first := next(answers, None)) is not None:
-                yield _joined([first, *(next(answers) for _ in range(pieces.popleft() - 1))])
+                yield _joined([first, *(next(answers) for _ in range(pieces.popleft() - 1))], buffer)
         except (RuntimeError, OSError, EOFError):
             # A worker that is dying closes its connections before it counts as dead.
             if not wait([process.sentinel for process in self.processes], timeout=_DYING):
@@ -239,15 +240,18 @@ class _Answer:
     error: str | None = None
 
 
-def _joined(answers: list[_Answer]) -> DecodedBatch:
+def _joined(answers: list[_Answer], buffer: Pixels) -> DecodedBatch:
+    """The pieces of a batch, copied into ``buffer`` if there are several."""
     problems: dict[int, str] = {}
-    before = 0
+    images = 0
     for answer in answers:
         if answer.error:
             raise DataError(answer.error)
-        problems |= {before + index: problem for index, problem in answer.problems.items()}
-        before += len(answer.pixels)
-    return np.concatenate([answer.pixels.numpy() for answer in answers]), problems
+        problems |= {images + index: problem for index, problem in answer.problems.items()}
+        if len(answers) > 1:
+            buffer[images : images + len(answer.pixels)] = answer.pixels.numpy()
+        images += len(answer.pixels)
+    return buffer[:images] if len(answers) > 1 else answers[0].pixels.numpy(), problems
 
 
 class _Decoder(Dataset[_Answer]):
