@@ -114,7 +114,7 @@ if TYPE_CHECKING:
 
 _MEASURES = {
     "test_accuracy": ("test accuracy", "%"),
-    "validation_accuracy": ("validation accuracy", "%"),
+    "last_validation_accuracy": ("validation accuracy", "%"),
     "seconds": ("training time", "s"),
 }
 _OWN_COLUMNS = ("trained", "test accuracy (%)", "weights kept", "float32", "ticket")
