@@ -149,8 +149,8 @@ class TrainingRecipe:
     """How much of a label is given to all classes alike, in training."""
     temperature: float = _number(1.0, 1e-3, 1e3)
     """What outputs are divided by before the loss, in training; below 1 few weights can say much."""
-    tested: str = _choice("last", "last", "best")
-    """Which epoch's network is tested and kept: the last, or that of the lowest validation loss."""
+    select_epoch: str = _choice("last", "last", "best_validation")
+    """Which epoch's network is tested and saved: the last, or the one with the lowest validation loss."""
     threads: int = _count(0, 0, 1024)
     """How many threads on a CPU, since sums depend on it; 0 for as many as there are cores."""
 
@@ -188,7 +188,7 @@ class Recipe:
                 f"training.epochs is {epochs}, but imp with method.rounds = {self.method.rounds} trains {self.phases} "
                 f"times; make it a multiple of {self.phases}"
             )
-        if self.training.tested == "best":
+        if self.training.select_epoch == "best_validation":
             self._check_epochs_compare()
         if rate.schedule == "warmup_cosine" and rate.warmup_epochs + rate.final_epochs >= self.phase_epochs:
             raise RecipeError(
@@ -206,8 +206,8 @@ class Recipe:
         for reason, holds in reasons.items():
             if holds:
                 raise RecipeError(
-                    f"training.tested is 'best', but {reason}, so only the last epoch has the network that is asked "
-                    "for; leave training.tested at 'last'"
+                    f"training.select_epoch is 'best_validation', but {reason}, so only the last epoch has the network "
+                    "that is asked for; leave training.select_epoch at 'last'"
                 )
 
 

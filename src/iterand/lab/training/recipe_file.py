@@ -22,7 +22,7 @@ _LABELS = ("name", "description")  # they do not decide anything
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
     """A recipe from nested tables; unknown keys, wrong types and numbers out of range are errors."""
-    flat = _flatten(values)
+    flat = _flatten(_with_current_keys(values))
     sections: dict[str, dict[str, Any]] = {}
     known = schema.recipe_keys()
     for key, value in flat.items():
@@ -42,7 +42,7 @@ def from_toml(text: str, where: str, find: Callable[[str], Recipe] | None = None
             base = values.pop("extends")
             if not isinstance(base, str):
                 raise RecipeError(f"extends is {base!r}; it must be the name of a recipe")
-            values = _merged(as_dict(find(base)), values)
+            values = _merged(as_dict(find(base)), _with_current_keys(values))
         return from_dict(values)
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from None
@@ -91,6 +91,8 @@ def digest(recipe: Recipe) -> str:
     Only what differs from the defaults goes in, so that a run keeps its digest when recipes get a new key.
     """
     chosen = {key: value for key, value in _changed(recipe).items() if key not in _LABELS}
+    if chosen.pop("training.select_epoch", None):
+        chosen["training.tested"] = "best"  # its old name and value: recorded runs keep their digests
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:10]
 
 
@@ -130,6 +132,16 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def _with_current_keys(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same tables, in which ``training.tested``, as older records and run folders have it, has its current name."""
+    training = values.get("training")
+    if not isinstance(training, Mapping) or "tested" not in training or "select_epoch" in training:
+        return values
+    others = {key: value for key, value in training.items() if key != "tested"}
+    selected = "best_validation" if training["tested"] == "best" else training["tested"]
+    return {**values, "training": {**others, "select_epoch": selected}}
+
+
 def _merged(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """The base with these values in it; tables are merged."""
     return base | {
@@ -155,6 +167,7 @@ def _unknown(key: str) -> str:
     if key in schema.SECTIONS:
         return f"recipe key {key!r} is a table; its keys are {', '.join(n for n in known if n.startswith(f'{key}.'))}"
     names = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
+    names |= dict.fromkeys(("tested", "training.tested"), "training.select_epoch")  # its old name
     close = difflib.get_close_matches(key, names, n=1) or difflib.get_close_matches(key.rpartition(".")[2], names, n=1)
     hint = f"did you mean {names[close[0]]!r}?" if close else f"its tables are {', '.join(schema.SECTIONS)}"
     return f"recipe has no key {key!r}; {hint}"

@@ -21,7 +21,7 @@ from iterand.lab.training.loop import Observer, Silent, check_norms, steps_per_e
 from iterand.lab.training.methods import pruned_count
 from iterand.lab.training.network import build_for_data, network_options
 from iterand.lab.training.recipe import Recipe
-from iterand.lab.training.session import Session, tested_epoch
+from iterand.lab.training.session import Session, selected_epoch
 from iterand.lab.training.steps import Execution, choose_step, evaluate
 from iterand.masking import masked_layers
 from iterand.memory import exhaustion_explained
@@ -129,7 +129,7 @@ def _session(recipe: Recipe, data: Dataset[Split], device: torch.device, ranks: 
 
 def _result(session: Session, test: dict[str, float], data: Dataset[Split], folder: RunFolder) -> dict[str, Any]:
     model, recipe = session.model, session.recipe
-    tested = session.metrics[tested_epoch(session)]
+    tested = session.metrics[selected_epoch(session)]
     layers = masked_layers(model).values()
     weights = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
     result: dict[str, Any] = {
@@ -140,7 +140,7 @@ def _result(session: Session, test: dict[str, float], data: Dataset[Split], fold
         "kept": sum(int(layer.mask.sum()) for layer in layers) if layers else weights - pruned_count(model),
         "model_sha256": _fingerprint(model),
     }
-    if recipe.training.tested == "best":
+    if recipe.training.select_epoch == "best_validation":
         result["tested_epoch"] = tested["epoch"]
     if layers:
         path = folder.path / TICKET

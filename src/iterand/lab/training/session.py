@@ -151,19 +151,19 @@ class Session:
             stepper.load_state_dict(saved)
 
 
-def tested_epoch(session: Session) -> int:
-    """The place among the epochs so far of the one that would be tested now; of equal ones the first."""
+def selected_epoch(session: Session) -> int:
+    """The index, among the epochs so far, of the one whose network is tested; the first of several equal ones."""
     losses = [metrics["validation_loss"] for metrics in session.metrics]
-    if session.recipe.training.tested == "last":
+    if session.recipe.training.select_epoch == "last":
         return len(losses) - 1
-    return min(range(len(losses)), key=lambda place: (math.isnan(losses[place]), losses[place]))
+    return min(range(len(losses)), key=lambda index: (math.isnan(losses[index]), losses[index]))
 
 
 def follow_best(session: Session, *, last: bool) -> None:
-    """After an epoch: remember its network if it is the best so far; after the last one, go back to the best."""
-    if session.recipe.training.tested == "last":
+    """After an epoch: keep a copy of its network if it is the best so far; after the last one, restore the best."""
+    if session.recipe.training.select_epoch == "last":
         return
-    if tested_epoch(session) == len(session.metrics) - 1:
+    if selected_epoch(session) == len(session.metrics) - 1:
         session.best = {name: tensor.detach().clone() for name, tensor in session.network().items()}
     if last:
         session.set_network(session.best)
