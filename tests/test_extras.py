@@ -26,7 +26,7 @@ LINES = {
     "bench select --size 100 --repeats 1": "",
     "ticket info a.ticket": "",
     "ticket verify a.ticket": "",
-    "ticket unpack a.ticket": "",
+    "export a.ticket --format safetensors": "",
 }
 CORE = """
 import contextlib, io, json, sys
