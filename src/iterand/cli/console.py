@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from iterand.lab.training.session import Session
 
 _SECONDS_A_LINE = 10.0  # where progress goes to a file instead of a terminal
+_FIRST_LINE_SECONDS = 2.0
 
 out = Console(emoji=False)  # a path may hold :100:
 err = Console(stderr=True, emoji=False)
@@ -110,18 +111,18 @@ def progress_bar() -> Progress:
 
 @contextlib.contextmanager
 def counting(label: str, total: float) -> Iterator[Callable[[float], None]]:
-    """Shows on stderr how much of a long computation is done: give the answer what was done since the last time."""
-    done, said = 0.0, time.monotonic()
+    """Show on stderr how much of a computation is done; call the result with the amount done since the last call."""
+    done, printed = 0.0, time.monotonic() - max(0.0, _SECONDS_A_LINE - _FIRST_LINE_SECONDS)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Bars(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(label, total=total)
 
         def advance(more: float) -> None:
-            nonlocal done, said
+            nonlocal done, printed
             done += more
             progress.update(task, completed=min(done, total))
-            if not err.is_terminal and time.monotonic() - said > _SECONDS_A_LINE:
-                said = time.monotonic()
+            if not err.is_terminal and time.monotonic() - printed > _SECONDS_A_LINE:
+                printed = time.monotonic()
                 say(f"{label}: {min(99, int(100 * done / total))} %", to=err)
 
         yield advance

@@ -1,6 +1,7 @@
 """``iterand theory``: Section 4 of the paper, claimed, exact, simulated and built."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,6 +27,13 @@ def _check_plot(path: Path | None) -> Path | None:
     return path
 
 
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Import the theory and what it needs, which takes seconds."""
+    with err.status("loading"), extra("lab", "the theory"):
+        yield
+
+
 app = typer.Typer(no_args_is_help=True, help="How wide a random network must be, and what redraws save.")
 
 Epsilon = Annotated[float, typer.Option(help="The error allowed, ε.")]
@@ -49,7 +57,7 @@ def width(
     as_json: Json = False,
 ) -> None:
     """The hidden width that is enough: the paper's, the repaired, and (for widths 1,1) by simulation."""
-    with extra("lab", "the theory"):
+    with _loading():
         from iterand.lab.theory import bounds, exact, tables
 
     sizes = _parse_widths(widths)
@@ -106,7 +114,7 @@ def simulate(
     as_json: Json = False,
 ) -> None:
     """How often the proof's event fails at width 2: claimed, exact, simulated; and the best any masks can do."""
-    with extra("lab", "the theory"):
+    with _loading():
         from iterand.lab.theory import tables
 
     chosen = [rounds] if rounds is not None else tables.rounds_over(epsilon, delta)
@@ -150,7 +158,7 @@ def construct(
     as_json: Json = False,
 ) -> None:
     """Build the network of the theorem for a target trained on digits, and certify its error."""
-    with extra("lab", "the theory"):
+    with _loading():
         from iterand.lab.theory.bounds import check_count
         from iterand.lab.theory.construct import digits_experiment, error_rows
         from iterand.lab.theory.simulate import check_draws
