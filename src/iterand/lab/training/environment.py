@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any
 
 from iterand.version import VERSION
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Interrupted(Exception):
@@ -52,8 +52,10 @@ def stop_request() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str) -> "torch.device":
     """The device of this name; ``auto`` is a GPU where there is one."""
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = name.partition(":")
@@ -73,6 +75,9 @@ def compute_settings(threads: int) -> Iterator[None]:
     Gradients that fade on their way through a long text end in numbers with which a CPU takes many times as long. Which
     numbers count is a matter of each thread: this one's, and of those that torch starts from now on.
     """
+    import numpy as np
+    import torch
+
     before, was_flushing = torch.get_num_threads(), _flushes_denormals()
     for kind in (np.float32, np.float64):
         np.finfo(kind)  # NumPy keeps what it finds; later it would find that there are no denormals, and warn
@@ -88,11 +93,15 @@ def compute_settings(threads: int) -> Iterator[None]:
 
 
 def _flushes_denormals() -> bool:
+    import torch
+
     return float(torch.tensor(1e-38) * torch.tensor(0.01)) == 0.0
 
 
-def describe(device: torch.device, world_size: int = 1) -> dict[str, Any]:
+def describe(device: "torch.device", world_size: int = 1) -> dict[str, Any]:
     """What a reader of the results needs to know of the machine, and over how many ranks a run was spread."""
+    import torch
+
     hardware: dict[str, Any] = {"cpu": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     if device.type == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name(device)
