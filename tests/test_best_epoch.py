@@ -11,7 +11,7 @@ from iterand.lab.data import load_data
 from iterand.lab.training import loop, recipe_file
 from iterand.lab.training.folder import RunFolder, read_checkpoint
 from iterand.lab.training.recipe import Recipe
-from iterand.lab.training.run import _session, evaluate_run, run
+from iterand.lab.training.run import build_session, evaluate_run, run
 from iterand.lab.training.session import follow_best, selected_epoch
 from iterand.ticket import read_ticket
 
@@ -88,7 +88,7 @@ def test_a_broken_run_remembers_its_best_epoch(tmp_path, monkeypatch):
 
 
 def test_of_equal_epochs_the_first_and_of_none_that_has_no_loss():
-    session = _session(restless(), load_data("digits", CPU), CPU)
+    session = build_session(restless(), load_data("digits", CPU), CPU)
     session.metrics = [{"validation_loss": loss} for loss in (math.nan, 2.0, 1.0, math.nan, 1.0)]
     assert selected_epoch(session) == 2
     session.recipe = restless("select_epoch=last")
@@ -96,7 +96,7 @@ def test_of_equal_epochs_the_first_and_of_none_that_has_no_loss():
 
 
 def test_nothing_is_copied_where_the_last_epoch_is_tested(monkeypatch):
-    session = _session(restless("select_epoch=last"), load_data("digits", CPU), CPU)
+    session = build_session(restless("select_epoch=last"), load_data("digits", CPU), CPU)
     session.metrics = [{"validation_loss": 1.0}]
     monkeypatch.setattr("iterand.lab.training.session.selected_epoch", None)
     follow_best(session, last=True)

@@ -1,4 +1,4 @@
-"""What the commands share: results go to stdout, progress to stderr."""
+"""Output of the commands: results go to stdout, progress and warnings to stderr."""
 
 import contextlib
 import io
@@ -31,7 +31,7 @@ err = Console(stderr=True, emoji=False)
 
 
 def say(text: str, *, to: Console = out) -> None:
-    """A line as it is: what users named is no markup, and a path is not broken."""
+    """Print a line unchanged: names may contain markup characters, and paths are not wrapped."""
     if to is out:
         write(text + "\n")
     else:
@@ -39,7 +39,7 @@ def say(text: str, *, to: Console = out) -> None:
 
 
 def write(text: str) -> None:
-    """Put text on stdout as it is, in UTF-8, for programs and files as well as for people."""
+    """Write text to stdout unchanged, in UTF-8."""
     stream: TextIO | None = sys.stdout
     if out.quiet or stream is None:
         return
@@ -50,8 +50,8 @@ def write(text: str) -> None:
         else:
             stream.write(text)
         stream.flush()
-    except OSError:  # nobody reads any more, or the disk is full
-        # What is left in the buffer must not be tried again when the interpreter ends.
+    except OSError:  # a closed pipe, or a full disk
+        # The interpreter must not try to write the rest of the buffer when it exits.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise
@@ -59,38 +59,38 @@ def write(text: str) -> None:
 
 def _as_bytes(text: str) -> bytes:
     try:
-        return text.encode("utf-8", "surrogateescape")  # the bytes of a name that is no UTF-8, as they came in
+        return text.encode("utf-8", "surrogateescape")  # file names that are not UTF-8 keep their bytes
     except UnicodeEncodeError:
         return text.encode("utf-8", "backslashreplace")
 
 
 def accept_any_text() -> None:
-    """Let stdout and stderr show as an escape what their encoding cannot hold, instead of failing."""
+    """Escape characters that the encoding of stdout or stderr does not have, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def printable(text: str) -> str:
-    """Text from a file of somebody else, with control characters escaped: they do not reach the terminal."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    """Text with control characters escaped, so that those of an untrusted file do not reach the terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def warn(text: str, kind: str = "[yellow]warning:[/]") -> None:
-    """A sentence on stderr."""
+    """Print a warning, or another kind of message, to stderr."""
     err.print(f"{kind} {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """One JSON object for scripts."""
+    """Print one JSON object, for scripts."""
     write(json.dumps(value) + "\n")
 
 
 class Bars(Progress):
-    """Progress bars; where they are disabled nothing is printed, not even the empty line that rich may end with."""
+    """Progress bars that print nothing at all where they are disabled; rich would print an empty line."""
 
     def stop(self) -> None:
-        """End the display."""
+        """Stop the display."""
         if not self.disable:
             super().stop()
 
@@ -138,7 +138,7 @@ class ProgressObserver:
         self._shown = time.monotonic()
 
     def step(self, session: "Session") -> None:
-        """Move the bar; read the running loss twice a second, since reading waits for the device."""
+        """Move the bar twice a second; reading the loss waits for the device."""
         now = time.monotonic()
         if now - self._shown > 0.5 and session.seen and err.is_terminal:
             self._shown = now

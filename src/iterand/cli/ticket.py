@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from iterand.ticket import Ticket
     from iterand.ticket.inspect import Cost
 
-app = typer.Typer(no_args_is_help=True, help="Show what is in a ticket; verify it.")
+app = typer.Typer(no_args_is_help=True, help="Show and verify tickets.")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A ticket.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

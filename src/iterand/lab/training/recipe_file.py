@@ -1,4 +1,4 @@
-"""Recipes as TOML and back, with a sentence for every mistake."""
+"""Read and write recipes as TOML and dicts; override settings; digests and differences of recipes."""
 
 import difflib
 import functools
@@ -17,7 +17,7 @@ from iterand.errors import RecipeError, extra
 from iterand.lab.training import recipe as schema
 from iterand.lab.training.recipe import Recipe
 
-_LABELS = ("name", "description")  # they do not decide anything
+_LABELS = ("name", "description")  # without influence on the result
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
@@ -35,7 +35,7 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
 
 
 def from_toml(text: str, where: str, find: Callable[[str], Recipe] | None = None) -> Recipe:
-    """A recipe from TOML; ``where`` names the source in errors, ``find`` finds the recipe that it may extend."""
+    """A recipe from TOML; ``where`` names the source in errors, ``find`` looks up the recipe that it extends."""
     try:
         values = tomllib.loads(text)
         if find is not None and "extends" in values:
@@ -46,7 +46,7 @@ def from_toml(text: str, where: str, find: Callable[[str], Recipe] | None = None
         return from_dict(values)
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from None
-    except (ValueError, RecursionError) as error:  # besides errors of TOML, a number that is too long for Python
+    except (ValueError, RecursionError) as error:  # ValueError: also for integers that are too long for Python
         raise RecipeError(f"{where} is not valid TOML: {error}") from None
 
 
@@ -73,7 +73,7 @@ def to_toml(recipe: Recipe) -> str:
 
 
 def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
-    """The recipe with ``key=value`` settings applied; a key may leave out its table where it is the only such key."""
+    """The recipe with ``key=value`` settings applied; a key without its table is enough where it is unique."""
     values = asdict(recipe)
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -86,9 +86,9 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
 
 
 def digest(recipe: Recipe) -> str:
-    """What the recipe is, in ten characters: its name and description do not count.
+    """Ten characters that identify the settings of a recipe, without its name and description.
 
-    Only what differs from the defaults goes in, so that a run keeps its digest when recipes get a new key.
+    Only settings that differ from the defaults are hashed, so a new key does not change the digests of older runs.
     """
     chosen = {key: value for key, value in _changed(recipe).items() if key not in _LABELS}
     if chosen.pop("training.select_epoch", None):
@@ -97,7 +97,7 @@ def digest(recipe: Recipe) -> str:
 
 
 def changed(recipe: Recipe) -> dict[str, Any]:
-    """What differs from the defaults, as nested tables, without the description; ``from_dict`` adds the rest."""
+    """The settings that differ from the defaults, as nested tables without the description, for ``from_dict``."""
     tables: dict[str, Any] = {}
     for key, value in _changed(recipe).items():
         section, _, name = key.rpartition(".")
@@ -112,7 +112,7 @@ def _changed(recipe: Recipe) -> dict[str, Any]:
 
 
 def difference(old: Recipe, new: Recipe) -> list[str]:
-    """One line for each setting that differs."""
+    """A sentence for each setting that differs."""
     before, after = _flatten(asdict(old)), _flatten(asdict(new))
     text = functools.partial(json.dumps, ensure_ascii=False)
     return [
@@ -133,7 +133,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _with_current_keys(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The same tables, in which ``training.tested``, as older records and run folders have it, has its current name."""
+    """The same tables with ``training.tested``, a key of older records and run folders, under its current name."""
     training = values.get("training")
     if not isinstance(training, Mapping) or "tested" not in training or "select_epoch" in training:
         return values
@@ -195,16 +195,16 @@ def _checked(key: str, entry: Any, value: Any) -> Any:
         raise RecipeError(f"{key} is {shown(value)}; it must be one of {', '.join(choices)}{hint}")
     if low is not None and not low <= value <= high:
         least, most = (bound if kind is int else f"{bound:g}" for bound in (low, high))
-        said = shown(given if kind is float and math.isinf(value) else value)
-        raise RecipeError(f"{key} is {said}; it must be at least {least} and at most {most}")
+        text = shown(given if kind is float and math.isinf(value) else value)
+        raise RecipeError(f"{key} is {text}; it must be at least {least} and at most {most}")
     return value
 
 
-_BARE_POINT = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")  # a number to everybody but TOML
+_BARE_POINT = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")  # .5 and 1. are no numbers in TOML
 
 
 def _value(text: str) -> Any:
-    """A TOML value, or the text itself where it is none (so that names need no quotes)."""
+    """A TOML value, or the text itself where it is not valid TOML, so that names need no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
