@@ -51,7 +51,7 @@ def status(name: Name = None, data_dir: DataDir = None, json: Json = False) -> N
 
 @app.command()
 def fetch(name: Name = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Download data sets that are freely available, and verify their checksums."""
+    """Download data sets that are freely available. Their checksums are verified."""
     from iterand.lab.data import catalog
     from iterand.lab.data.dataset import data_folder
     from iterand.lab.data.download import ARCHIVES
@@ -69,7 +69,7 @@ def fetch(name: Name = None, data_dir: DataDir = None, json: Json = False) -> No
 
 @app.command()
 def check(name: Name = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Read data sets completely and compare them with what was published."""
+    """Read data sets completely. They are compared with what was published."""
     from iterand.lab.data import catalog
     from iterand.lab.data.dataset import data_folder
 
@@ -105,7 +105,7 @@ def pack(
     quality: Annotated[int, typer.Option(help="JPEG quality of scaled images.")] = options.QUALITY,
     json: Json = False,
 ) -> None:
-    """Pack the images of each split into one file, which is faster to read; an interrupted pack resumes."""
+    """Pack the images of each split into one file. It is faster to read; an interrupted pack resumes."""
     from iterand.lab.data import catalog
     from iterand.lab.data.dataset import data_folder
     from iterand.lab.data.packs import Scaling

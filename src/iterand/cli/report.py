@@ -41,7 +41,7 @@ def report(
         typer.Option(help="full, or tiny for dry runs.", autocompletion=options.completing(options.SCALES)),
     ] = "full",
 ) -> None:
-    """Compare the results of runs with the numbers of the paper, on one page."""
+    """Compare the results of runs with the paper, on one page."""
     from iterand.lab.report.assembly import read_report
 
     formatted = _formatter(form)

@@ -58,7 +58,8 @@ def reproduce(
         ),
     ] = "paper",
     pattern: Annotated[
-        str | None, typer.Option("--only", metavar="PATTERN", help="Run only cells whose EXPERIMENT/LABEL matches.")
+        str | None,
+        typer.Option("--only", metavar="PATTERN", help="Run only cells whose EXPERIMENT/LABEL fits (* and ?)."),
     ] = None,
     scale: Annotated[
         str,
@@ -80,7 +81,7 @@ def reproduce(
     graph: Graph = True,
     json: Json = False,
 ) -> None:
-    """Run the experiments of the paper; complete runs are not repeated, interrupted ones resume."""
+    """Run the experiments of the paper. Complete runs are not repeated, and interrupted ones resume."""
     if experiment is not None and everything:
         raise ValueError(f"--all runs every experiment, and {experiment!r} is one of them; give one of the two")
     from iterand.lab.experiments.catalog import experiment_names, find_experiment

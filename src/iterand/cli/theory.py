@@ -56,7 +56,7 @@ def width(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """The hidden width that is enough: by the paper's bound, by the corrected one, and (for widths 1,1) simulated."""
+    """The hidden width that is enough. By the paper's bound, by the corrected one, and for widths 1,1 simulated."""
     with _loading():
         from iterand.lab.theory import bounds, exact, tables
 
@@ -113,7 +113,7 @@ def simulate(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """How often the event of the proof fails at width 2: bound, exact, simulated, and for the best possible masks."""
+    """How often the proof fails at width 2. By its bound, exact, simulated, and with the best possible masks."""
     with _loading():
         from iterand.lab.theory import tables
 
@@ -157,7 +157,7 @@ def construct(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Build the network of the theorem for a target trained on digits, and prove a bound on its error."""
+    """Build the network of the theorem and prove its error. The target is trained on digits."""
     with _loading():
         from iterand.lab.theory.bounds import check_count
         from iterand.lab.theory.construct import digits_experiment, error_rows

@@ -65,7 +65,7 @@ def verify(
     run: Annotated[Path | None, typer.Option(help="Folder of the run that wrote it: compare with its weights.")] = None,
     json: Json = False,
 ) -> None:
-    """Decode a whole ticket and check it; with --run, compare it with the weights of that run."""
+    """Decode a whole ticket and check it. With --run, compare it with the weights of that run."""
     from iterand.ticket import read_ticket
 
     ticket = read_ticket(file)
