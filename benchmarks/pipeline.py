@@ -36,7 +36,7 @@ from iterand.lab.experiments.library import find_recipe
 from iterand.lab.training import recipe_file
 from iterand.lab.training.environment import describe
 from iterand.lab.training.folder import RunFolder
-from iterand.lab.training.loop import Silent
+from iterand.lab.training.loop import NullObserver
 from iterand.lab.training.run import run
 from iterand.lab.training.steps import Execution
 
@@ -152,7 +152,7 @@ def training(folder: Path, device: torch.device, workers: int, size: int, second
     class Enough(Exception):
         pass
 
-    class Watch(Silent):
+    class Watch(NullObserver):
         def step(self, session: Any) -> None:
             if device.type == "cuda":
                 torch.cuda.synchronize()

@@ -27,7 +27,7 @@ STILL = ["learning_rate.initial=0", "weight_decay=0", "epochs=3"]
 
 RECIPES = {
     "iterand": [],
-    "uneven parts": ["batch_size=301", "drop_last=false", "tested=best"],
+    "uneven parts": ["batch_size=301", "drop_last=false", "select_epoch=best_validation"],
     "still": STILL,
     "global, scheduled": ["ranking=global", "floor=0.01", "sparsity_schedule=cubic", "sparsity=0.9"],
     "sgd": ["method.name=sgd", "learning_rate.initial=0.02"],

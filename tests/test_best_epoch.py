@@ -1,4 +1,4 @@
-"""``training.tested = "best"``: the run ends with the network of the lowest validation loss."""
+"""``training.select_epoch = "best_validation"``: the run ends with the network of the lowest validation loss."""
 
 import math
 
@@ -11,8 +11,8 @@ from iterand.lab.data import load_data
 from iterand.lab.training import loop, recipe_file
 from iterand.lab.training.folder import RunFolder, read_checkpoint
 from iterand.lab.training.recipe import Recipe
-from iterand.lab.training.run import _session, evaluate_run, run
-from iterand.lab.training.session import follow_best, tested_epoch
+from iterand.lab.training.run import build_session, evaluate_run, run
+from iterand.lab.training.session import follow_best, selected_epoch
 from iterand.ticket import read_ticket
 
 CPU = torch.device("cpu")
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def restless(*settings):
     """A run whose validation loss rises now and then, at a rate that does not change with the number of epochs."""
-    base = ["width_factor=0.25", "batch_size=100", "epochs=5", "period=2", "tested=best"]
+    base = ["width_factor=0.25", "batch_size=100", "epochs=5", "period=2", "select_epoch=best_validation"]
     rate = ["learning_rate.initial=200.0", "learning_rate.schedule=constant"]
     return recipe_file.override(Recipe(name="restless"), [*base, *rate, *settings])
 
@@ -43,10 +43,10 @@ def test_the_network_is_that_of_a_run_that_ended_there(tmp_path, settings):
     best = record["result"]["tested_epoch"]
     assert losses(record)[best - 1] == min(losses(record))
     assert best < 5  # else nothing is shown
-    short = run(restless(*settings, "tested=last", f"epochs={best}"), RunFolder(tmp_path / "short"), device=CPU)
+    short = run(restless(*settings, "select_epoch=last", f"epochs={best}"), RunFolder(tmp_path / "short"), device=CPU)
     expected = {name: value for name, value in record["result"].items() if name not in ("tested_epoch", "ticket_bytes")}
     assert expected == {name: value for name, value in short["result"].items() if name != "ticket_bytes"}
-    long = run(restless(*settings, "tested=last"), RunFolder(tmp_path / "long"), device=CPU)
+    long = run(restless(*settings, "select_epoch=last"), RunFolder(tmp_path / "long"), device=CPU)
     assert long["metrics"] == record["metrics"]
     assert long["result"]["model_sha256"] != record["result"]["model_sha256"]
 
@@ -88,17 +88,17 @@ def test_a_broken_run_remembers_its_best_epoch(tmp_path, monkeypatch):
 
 
 def test_of_equal_epochs_the_first_and_of_none_that_has_no_loss():
-    session = _session(restless(), load_data("digits", CPU), CPU)
+    session = build_session(restless(), load_data("digits", CPU), CPU)
     session.metrics = [{"validation_loss": loss} for loss in (math.nan, 2.0, 1.0, math.nan, 1.0)]
-    assert tested_epoch(session) == 2
-    session.recipe = restless("tested=last")
-    assert tested_epoch(session) == 4
+    assert selected_epoch(session) == 2
+    session.recipe = restless("select_epoch=last")
+    assert selected_epoch(session) == 4
 
 
 def test_nothing_is_copied_where_the_last_epoch_is_tested(monkeypatch):
-    session = _session(restless("tested=last"), load_data("digits", CPU), CPU)
+    session = build_session(restless("select_epoch=last"), load_data("digits", CPU), CPU)
     session.metrics = [{"validation_loss": 1.0}]
-    monkeypatch.setattr("iterand.lab.training.session.tested_epoch", None)
+    monkeypatch.setattr("iterand.lab.training.session.selected_epoch", None)
     follow_best(session, last=True)
     assert session.best == {}
 

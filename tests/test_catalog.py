@@ -277,7 +277,7 @@ def test_our_recipes_follow_the_sparsity_that_is_set():
         for sparsity in (0.5, 0.7, 0.9, 0.95, 0.99):
             recipe = find_recipe(name, [f"method.sparsity={sparsity}"])
             assert recipe_file.digest(recipe) == recipe_file.digest(cells[f"{network}, p = {sparsity:g}"])
-    late = find_recipe("best-vgg11", ["tested=best", "sparsity_schedule=constant", "sparsity=0.95"])
+    late = find_recipe("best-vgg11", ["select_epoch=best_validation", "sparsity_schedule=constant", "sparsity=0.95"])
     assert late.training.norm_statistics == "running"  # which the sparsity of the paper would not allow beside "best"
     said = find_recipe("best-vgg11", ["sparsity=0.5", "label_smoothing=0.2"])
     assert (said.training.label_smoothing, said.method.ranking) == (0.2, "layer")

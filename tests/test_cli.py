@@ -199,7 +199,7 @@ def test_help_and_usage_errors_do_not_wait_for_torch():
     [
         ("iterand tr", ["train"]),
         ("iterand train dig", ["digits"]),
-        ("iterand recipes best-resnet2", ["best-resnet20", "best-resnet20-sgd"]),
+        ("iterand recipes best-resnet2", ["best-resnet20", "best-resnet20-imp", "best-resnet20-sgd"]),
         ("iterand reproduce figure3", ["figure3", "figure3-curves"]),
         ("iterand reproduce digits --profile ", ["paper", "text", "best"]),
         ("iterand bench s", ["step", "select"]),

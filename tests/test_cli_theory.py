@@ -1,12 +1,14 @@
 """``iterand theory``: what is printed, drawn and refused."""
 
+import io
 import json
 import re
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
-from iterand.cli import console
+from iterand.cli import console, theory
 from iterand.cli.theory import app
 from iterand.ticket import read_ticket
 
@@ -133,6 +135,33 @@ def test_a_long_computation_says_how_far_it_is(cli, monkeypatch, arguments):
     assert shares == sorted(shares)
     assert len(set(shares)) > 2
     assert shares[-1] > 60
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_a_spinner_and_then_a_bar(cli, monkeypatch):
+    screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(theory, "err", Console(file=screen, stderr=True, width=80))
+    monkeypatch.setattr(console, "err", theory.err)
+    code, out, _ = cli("theory", "width", "--epsilon", "0.5", "--trials", "20", "--json")
+    assert code == 0
+    json.loads(out)
+    assert "loading" in screen.getvalue()
+    assert "simulating" in screen.getvalue()
+    assert "100%" in screen.getvalue()
+
+
+def test_a_computation_of_a_few_seconds_prints_a_line(monkeypatch, capsys):
+    now = 0.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    with console.counting("simulating", 100.0) as advance:
+        for now, done in ((1.0, 10), (2.5, 20), (3.0, 5), (12.0, 5), (13.0, 20)):  # noqa: B007
+            advance(done)
+    assert capsys.readouterr().err == "simulating: 30 %\nsimulating: 60 %\n"
 
 
 def test_a_long_computation_can_be_interrupted(cli, monkeypatch):

@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -34,10 +37,78 @@ def file(tmp_path):
 
 def test_info_shows_layers_and_what_they_cost(file):
     text = said("ticket", "info", file)
-    assert "classifier.w" in text
+    assert "classifier.weight" in text
+    assert "│" not in text
     assert "signed_constant, seed 0" in text
     assert "times as much" in text
     assert "97.5" in text
+
+
+@pytest.fixture
+def long(tmp_path):
+    """A ticket whose layers have long names that differ in the middle."""
+    model = nn.Module()
+    for number in range(12):
+        block = nn.ModuleDict({"attention": nn.ModuleDict({"self": nn.ModuleDict({"query": nn.Linear(4, 4)})})})
+        model.add_module(f"encoder_blocks_number_{number}_of_the_network", block)
+    iterand.save_ticket(iterand.prune_(model, 0.5), tmp_path / "long.ticket")
+    return tmp_path / "long.ticket"
+
+
+NAME = "encoder_blocks_number_{}_of_the_network.attention.self.query.weight"
+
+
+def layer_lines(text):
+    """The lines of the table, up to the empty line after it."""
+    heading, *lines = text.partition("\n\n")[0].splitlines()
+    assert heading.split() == ["layer", "shape", "kept", "rounds", "redrawn", "bits"]
+    return lines
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+def test_long_names_are_shortened_in_the_middle_and_stay_distinct(cli, monkeypatch, long, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, text, _ = cli("ticket", "info", long)
+    assert code == 0
+    lines = layer_lines(text)
+    assert len(lines) == len({line.split()[0] for line in lines}) == 12
+    assert max(map(len, lines)) == columns
+    for number, line in enumerate(lines):
+        head, tail = line.split()[0].split("…")
+        assert NAME.format(number).startswith(head)
+        assert NAME.format(number).endswith(tail)
+        assert line.split()[1] == "4×4"
+
+
+@pytest.mark.parametrize(("columns", "options"), [(200, []), (200, ["--wide"]), (80, ["--wide"]), (20, ["--wide"])])
+def test_names_are_printed_in_full_where_there_is_room_or_if_asked(cli, monkeypatch, long, columns, options):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = layer_lines(cli("ticket", "info", long, *options)[1])
+    assert [line.split()[0] for line in lines] == [NAME.format(number) for number in range(12)]
+
+
+def test_a_narrow_terminal_gets_a_line_per_layer_too(cli, monkeypatch, long):
+    monkeypatch.setenv("COLUMNS", "20")
+    lines = layer_lines(cli("ticket", "info", long)[1])
+    assert len(lines) == 12
+    assert {len(line.split()[0]) for line in lines} == {16}
+
+
+def test_output_to_a_pipe_is_for_80_columns(long):
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, "-m", "iterand", "ticket", "info", str(long)]
+    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, layer_lines(done.stdout))) == 80
+    done = subprocess.run(
+        [*command, "--wide"], env=environment, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8"
+    )
+    assert NAME.format(11) in done.stdout
+
+
+def test_redraws_are_shown_only_where_a_ticket_holds_them(file, long):
+    assert "redrawn" not in said("ticket", "info", file)
+    assert "redrawn" in said("ticket", "info", long)
 
 
 def test_control_characters_of_a_ticket_do_not_reach_the_terminal(tmp_path):
@@ -75,8 +146,8 @@ def test_verify_says_what_is_wrong_by_raising(file):
         said("ticket", "verify", file)
 
 
-def test_unpack_and_export_write_the_dense_state_dict(file, tmp_path):
-    assert str(tmp_path / "a.safetensors") in said("ticket", "unpack", file)
+def test_export_writes_the_dense_state_dict(file, tmp_path):
+    assert said("export", file, "--format", "safetensors").startswith(f"{tmp_path / 'a.safetensors'}: ")
     expected = iterand.load_ticket(file).state_dict()
     found = load_file(tmp_path / "a.safetensors")
     assert found.keys() == expected.keys()

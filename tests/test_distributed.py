@@ -225,7 +225,7 @@ def test_an_error_on_one_rank_is_said_by_it():
 def test_ranks_that_are_gone_are_named_by_the_lowest_that_is_left():
     second, third = ended(None, LOST, LOST, None)
     assert str(second).startswith("ranks 0, 3 ended without a word")
-    assert "goes on from the last checkpoint" in str(second)
+    assert "resumes from the last checkpoint" in str(second)
     assert isinstance(third, ReportedByOtherRank)
 
 
@@ -328,7 +328,7 @@ def test_killed_restarted_stopped_and_finished_by_one_process(tmp_path):
     out, err = process.communicate()
     killed, stopped = ours(err)
     assert killed.startswith("error: rank 0 ended without a word")
-    assert stopped == "stopped and saved; the same command goes on from here"
+    assert stopped == "stopped and saved; run the same command to resume"
 
     settled = recipe_file.override(find_recipe("digits"), SETTINGS)
     result = run(settled, RunFolder(folder), device=CPU)["result"]

@@ -17,7 +17,7 @@ from iterand.lab.experiments.local import Event, Task, do
 from iterand.lab.networks import build_network, network_names, network_outline
 from iterand.lab.training import network, recipe_file, steps
 from iterand.lab.training.folder import Checkpoint, read_checkpoint, write_checkpoint
-from iterand.lab.training.loop import Silent
+from iterand.lab.training.loop import NullObserver
 from iterand.lab.training.network import build_for_data
 from iterand.lab.training.recipe import Recipe
 
@@ -331,7 +331,7 @@ def test_memory_that_runs_out_in_a_step_is_one_sentence(cli, monkeypatch, tmp_pa
     )
     assert cli("train", "--out", "run") == (1, "", f"error: {sentence}\n")
     task = Task("run", Recipe(), tmp_path / "other", "cpu")
-    assert do(task, Silent()) == Event("failed", task, {"error": sentence})
+    assert do(task, NullObserver()) == Event("failed", task, {"error": sentence})
 
 
 def test_memory_that_runs_out_in_any_command_is_one_sentence(cli, monkeypatch):

@@ -310,7 +310,7 @@ def test_ctrl_c_leaves_what_is_finished_and_saves_the_rest(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert process.returncode == 130, err
-    assert err.endswith("stopped and saved; the same command goes on from here\n")
+    assert err.endswith("stopped and saved; run the same command to resume\n")
     assert "Traceback" not in out + err
     folders = [path for path in tmp_path.iterdir() if path.is_dir()]
     done = [json.loads((path / "record.json").read_text()) for path in folders if (path / "record.json").exists()]

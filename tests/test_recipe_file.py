@@ -112,6 +112,36 @@ def test_override_mistakes(setting, sentence):
             recipe_file.override(Recipe(), [setting])
 
 
+def test_the_old_key_of_records_and_run_folders_is_read():
+    best = recipe_file.override(Recipe(), ["select_epoch=best_validation"])
+    assert recipe_file.from_dict({"training": {"tested": "best"}}) == best
+    assert recipe_file.from_dict({"training": {"tested": "last"}}) == Recipe()
+    assert recipe_file.from_toml('[training]\ntested = "best"\n', "old") == best
+    with pytest.raises(
+        RecipeError, match=r"training\.select_epoch is 'worst'; it must be one of last, best_validation"
+    ):
+        recipe_file.from_dict({"training": {"tested": "worst"}})
+    both = {"training": {"tested": "best", "select_epoch": "last"}}
+    with pytest.raises(RecipeError, match=r"no key 'training.tested'; did you mean 'training.select_epoch'\?"):
+        recipe_file.from_dict(both)
+    with pytest.raises(RecipeError, match=r"no key 'tested'; did you mean 'training.select_epoch'\?"):
+        recipe_file.override(Recipe(), ["tested=best"])
+
+
+def test_an_old_recipe_that_extends_another_overrides_it(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "lstm"\n[training]\ntested = "last"\n')
+    assert find_recipe("lstm").training.select_epoch == "best_validation"
+    assert find_recipe(str(path)).training.select_epoch == "last"
+
+
+def test_digests_do_not_change_with_the_name_of_a_key():
+    """Records and run folders are found by them: these were recorded while the key was ``training.tested``."""
+    assert recipe_file.digest(find_recipe("lstm")) == "789610e3c8"
+    assert recipe_file.digest(find_recipe("bilstm-sgd")) == "cff59151a2"
+    assert recipe_file.digest(find_recipe("digits")) == "a12757b6e9"
+
+
 def test_ambiguous_short_key_is_refused():
     with pytest.raises(RecipeError, match=r"learning_rate\.schedule"):
         recipe_file.override(Recipe(), ["schdule=cosine"])

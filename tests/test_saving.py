@@ -23,7 +23,7 @@ def test_saving_takes_a_twentieth_of_the_time_at_most(monkeypatch, took, pause):
 
     monkeypatch.setattr(loop.time, "monotonic", lambda: now)
     folder = Folder()
-    saving = loop._Saving(Session(), folder)
+    saving = loop._Checkpoints(Session(), folder)
     assert not saving.due()
     now += 10.1
     assert saving.due()

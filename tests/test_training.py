@@ -18,7 +18,7 @@ from iterand.lab.training.environment import compute_settings
 from iterand.lab.training.folder import RunFolder, default_path, read_checkpoint, write_checkpoint
 from iterand.lab.training.methods import prepare
 from iterand.lab.training.recipe import Recipe, TrainingRecipe, recipe_keys
-from iterand.lab.training.run import _session, evaluate_run, run
+from iterand.lab.training.run import build_session, evaluate_run, run
 from iterand.lab.training.steps import EagerStep, compiling_pays, evaluate, loss, training_loss
 
 CPU = torch.device("cpu")
@@ -177,7 +177,7 @@ def test_another_recipe_in_the_folder_is_refused_with_the_difference(tmp_path):
 def test_a_checkpoint_of_other_settings_is_refused_with_the_difference(tmp_path):
     run(small(), RunFolder(tmp_path), device=CPU)
     other = small("period=9")
-    session = _session(other, load_data("digits", CPU), CPU)
+    session = build_session(other, load_data("digits", CPU), CPU)
     with pytest.raises(CheckpointError, match=r"method\.period is 9 here and 2 there"):
         session.restore(read_checkpoint(tmp_path))
 
@@ -204,7 +204,7 @@ def test_methods_differ_in_what_they_do(tmp_path):
 
     def prepared(method):
         recipe = small(f"method.name={method}")
-        session = _session(recipe, data, CPU)
+        session = build_session(recipe, data, CPU)
         return session.model, [type(stepper).__name__ for stepper in session.steppers], session.parameters
 
     model, steppers, parameters = prepared("sgd")
@@ -244,7 +244,7 @@ def test_run_and_ticket_evaluate_alike(tmp_path):
 def test_evaluation_is_a_plain_mean():
     data = load_data("digits", CPU)
     recipe = small()
-    model = _session(recipe, data, CPU).model.eval()
+    model = build_session(recipe, data, CPU).model.eval()
     batch = next(data.test.batches(torch.arange(len(data.test)), len(data.test)))
     right = total = 0.0
     with torch.no_grad():
@@ -402,7 +402,7 @@ def test_numpy_finds_its_limits_before_they_seem_to_be_zero(monkeypatch):
 def test_gradients_that_fade_do_not_make_a_run_slow(tmp_path):
     seen = []
 
-    class Look(loop.Silent):
+    class Look(loop.NullObserver):
         def step(self, session):
             seen.append(float(torch.tensor(1e-38) * 0.01))
 
@@ -426,7 +426,7 @@ def test_steps_with_the_smallest_and_the_largest_number_of_every_key_work_or_get
     data = load_data("digits", CPU, limit=32)
     for more in ([], ["method.name=sgd"], ["schedule=multi_step", "milestones=[0]"]):
         with contextlib.suppress(IterandError, ValueError):
-            session = _session(small("batch_size=16", "epochs=1", *more, setting), data, CPU)
+            session = build_session(small("batch_size=16", "epochs=1", *more, setting), data, CPU)
             step = EagerStep(session)
             for batch in loop._begin_epoch(session, data.train):
                 step.train(batch)

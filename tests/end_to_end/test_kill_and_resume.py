@@ -49,7 +49,7 @@ def interrupt(folder, number):
     command = [sys.executable, "-c", SIGNALLED, *COMMAND[3:], *SETTINGS, "--out", str(folder)]
     process = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | {"SIGNAL": str(int(number))})
     assert process.returncode == 130
-    assert "the same command goes on" in process.stderr
+    assert "run the same command to resume" in process.stderr
     assert "Traceback" not in process.stderr
 
 

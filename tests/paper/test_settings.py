@@ -109,7 +109,7 @@ def test_ablations_vary_what_they_say_and_nothing_else():
         assert by_period[300] == by_rate[0.1]
     grid = {(dict(cell.axes)["period"], dict(cell.axes)["rate"]) for cell in find_experiment("period-rate").cells}
     assert grid == {(period, rate) for period in (1, 30, 300, 3000) for rate in (0.001, 0.01, 0.1, 1.0)}
-    assert {find_experiment(name).measure for name in ("figure1", "period")} == {"validation_accuracy"}
+    assert {find_experiment(name).measure for name in ("figure1", "period")} == {"last_validation_accuracy"}
     assert find_experiment("period-rate").measure == "test_accuracy"
 
 

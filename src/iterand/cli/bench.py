@@ -1,4 +1,4 @@
-"""``iterand bench``: how fast it is here."""
+"""``iterand bench``: how fast training and its parts are on this machine."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,30 +15,32 @@ def bench(
     name: Annotated[
         str | None,
         typer.Argument(
-            help=f"{', '.join(options.BENCHMARKS)}; without a name all, in short.",
+            help=f"{', '.join(options.BENCHMARKS)}; without a name, a short version of all.",
             autocompletion=options.completing(options.BENCHMARKS),
         ),
     ] = None,
     network: Annotated[
         list[str] | None,
         typer.Option(
-            help="Recipe whose network is measured, for instance conv6; repeatable.",
+            help="Recipe whose network is measured, such as conv6; repeatable.",
             autocompletion=options.completing(options.recipes),
         ),
     ] = None,
     execution: Annotated[
         list[str] | None,
-        typer.Option(help="For step: eager, or on a GPU graph, 'compiled graph' and others; repeatable."),
+        typer.Option(help="For step: eager, or on a GPU 'graph', 'compiled graph' and others; repeatable."),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a step (128).")] = None,
-    precision: Annotated[str | None, typer.Option(help="float32 or bfloat16 (the recipe's; on a CPU float32).")] = None,
-    size: Annotated[list[int] | None, typer.Option(min=1, help="For select: scores in a tensor; repeatable.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples per step (128).")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="float32 or bfloat16 (as in the recipe; on a CPU float32).")
+    ] = None,
+    size: Annotated[list[int] | None, typer.Option(min=1, help="For select: number of scores; repeatable.")] = None,
     examples: Annotated[
-        int | None, typer.Option(min=1, help="For augment and epoch: how many examples (all; on a CPU few).")
+        int | None, typer.Option(min=1, help="For augment and epoch: number of examples (all; on a CPU few).")
     ] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="How often each is measured.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Measurements of each.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure how fast training and its parts are on this machine."""
@@ -74,7 +76,7 @@ def bench(
 def _print(found: dict[str, Any]) -> None:
     from iterand.lab.benchmarks.table import FAILED
 
-    surroundings = found["environment"]
+    environment = found["environment"]
     for name, result in found["benchmarks"].items():
         _print_table(name, result["rows"])
         for note in result["notes"]:
@@ -84,8 +86,8 @@ def _print(found: dict[str, Any]) -> None:
         _print_table("targets", found["targets"])
         out.print()
     out.print(
-        f"{machine(surroundings)}, {surroundings['hardware']['threads']} threads, torch {surroundings['torch']}, "
-        f"Python {surroundings['python']}, iterand {surroundings['iterand']}; median (10th–90th percentile)",
+        f"{machine(environment)}, {environment['hardware']['threads']} threads, torch {environment['torch']}, "
+        f"Python {environment['python']}, iterand {environment['iterand']}; median (10th–90th percentile)",
         highlight=False,
     )
     if any(FAILED in row for result in found["benchmarks"].values() for row in result["rows"]):

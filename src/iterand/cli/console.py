@@ -1,4 +1,4 @@
-"""What the commands share: results go to stdout, progress to stderr."""
+"""Output of the commands: results go to stdout, progress and warnings to stderr."""
 
 import contextlib
 import io
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from iterand.lab.training.session import Session
 
 _SECONDS_A_LINE = 10.0  # where progress goes to a file instead of a terminal
+_FIRST_LINE_SECONDS = 2.0
 
 out = Console(emoji=False)  # a path may hold :100:
 err = Console(stderr=True, emoji=False)
 
 
 def say(text: str, *, to: Console = out) -> None:
-    """A line as it is: what users named is no markup, and a path is not broken."""
+    """Print a line unchanged: names may contain markup characters, and paths are not wrapped."""
     if to is out:
         write(text + "\n")
     else:
@@ -38,7 +39,7 @@ def say(text: str, *, to: Console = out) -> None:
 
 
 def write(text: str) -> None:
-    """Put text on stdout as it is, in UTF-8, for programs and files as well as for people."""
+    """Write text to stdout unchanged, in UTF-8."""
     stream: TextIO | None = sys.stdout
     if out.quiet or stream is None:
         return
@@ -49,8 +50,8 @@ def write(text: str) -> None:
         else:
             stream.write(text)
         stream.flush()
-    except OSError:  # nobody reads any more, or the disk is full
-        # What is left in the buffer must not be tried again when the interpreter ends.
+    except OSError:  # a closed pipe, or a full disk
+        # The interpreter must not try to write the rest of the buffer when it exits.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         raise
@@ -58,38 +59,38 @@ def write(text: str) -> None:
 
 def _as_bytes(text: str) -> bytes:
     try:
-        return text.encode("utf-8", "surrogateescape")  # the bytes of a name that is no UTF-8, as they came in
+        return text.encode("utf-8", "surrogateescape")  # file names that are not UTF-8 keep their bytes
     except UnicodeEncodeError:
         return text.encode("utf-8", "backslashreplace")
 
 
 def accept_any_text() -> None:
-    """Let stdout and stderr show as an escape what their encoding cannot hold, instead of failing."""
+    """Escape characters that the encoding of stdout or stderr does not have, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
 
 def printable(text: str) -> str:
-    """Text from a file of somebody else, with control characters escaped: they do not reach the terminal."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    """Text with control characters escaped, so that those of an untrusted file do not reach the terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def warn(text: str, kind: str = "[yellow]warning:[/]") -> None:
-    """A sentence on stderr."""
+    """Print a warning, or another kind of message, to stderr."""
     err.print(f"{kind} {escape(text)}", highlight=False, soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """One JSON object for scripts."""
+    """Print one JSON object, for scripts."""
     write(json.dumps(value) + "\n")
 
 
 class Bars(Progress):
-    """Progress bars; where they are disabled nothing is printed, not even the empty line that rich may end with."""
+    """Progress bars that print nothing at all where they are disabled; rich would print an empty line."""
 
     def stop(self) -> None:
-        """End the display."""
+        """Stop the display."""
         if not self.disable:
             super().stop()
 
@@ -110,18 +111,18 @@ def progress_bar() -> Progress:
 
 @contextlib.contextmanager
 def counting(label: str, total: float) -> Iterator[Callable[[float], None]]:
-    """Shows on stderr how much of a long computation is done: give the answer what was done since the last time."""
-    done, said = 0.0, time.monotonic()
+    """Show on stderr how much of a computation is done; call the result with the amount done since the last call."""
+    done, printed = 0.0, time.monotonic() - max(0.0, _SECONDS_A_LINE - _FIRST_LINE_SECONDS)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Bars(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         task = progress.add_task(label, total=total)
 
         def advance(more: float) -> None:
-            nonlocal done, said
+            nonlocal done, printed
             done += more
             progress.update(task, completed=min(done, total))
-            if not err.is_terminal and time.monotonic() - said > _SECONDS_A_LINE:
-                said = time.monotonic()
+            if not err.is_terminal and time.monotonic() - printed > _SECONDS_A_LINE:
+                printed = time.monotonic()
                 say(f"{label}: {min(99, int(100 * done / total))} %", to=err)
 
         yield advance
@@ -137,7 +138,7 @@ class ProgressObserver:
         self._shown = time.monotonic()
 
     def step(self, session: "Session") -> None:
-        """Move the bar; read the running loss twice a second, since reading waits for the device."""
+        """Move the bar twice a second; reading the loss waits for the device."""
         now = time.monotonic()
         if now - self._shown > 0.5 and session.seen and err.is_terminal:
             self._shown = now

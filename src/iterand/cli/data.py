@@ -1,4 +1,4 @@
-"""``iterand data``: which data sets are there, bring one, check one, pack one."""
+"""``iterand data``: list, download, check and pack data sets."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,21 +18,21 @@ from iterand.lab.report.formatting import size
 if TYPE_CHECKING:
     from iterand.lab.data.catalog import Status
 
-app = typer.Typer(no_args_is_help=True, help="The data sets: what is there, bring one, check one, pack one.")
+app = typer.Typer(no_args_is_help=True, help="List, download, check and pack data sets.")
 
 _complete = options.completing(options.DATASETS)
 
 Name = Annotated[
     str | None,
-    typer.Argument(help=f"One of {', '.join(options.DATASETS)}; all if left out.", autocompletion=_complete),
+    typer.Argument(help=f"One of {', '.join(options.DATASETS)}; without it, all.", autocompletion=_complete),
 ]
-DataDir = Annotated[Path | None, typer.Option(help=f"Where data sets lie (${options.DATA_VARIABLE}, else ./data).")]
+DataDir = Annotated[Path | None, typer.Option(help=f"Folder of the data sets (${options.DATA_VARIABLE}, else ./data).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
 def status(name: Name = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Say which data sets are there, and how to get those that are not."""
+    """List the data sets: where they are, or how to get them."""
     from iterand.lab.data import catalog
     from iterand.lab.data.dataset import data_folder
 
@@ -51,7 +51,7 @@ def status(name: Name = None, data_dir: DataDir = None, json: Json = False) -> N
 
 @app.command()
 def fetch(name: Name = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Download what is published freely, and compare its checksum."""
+    """Download data sets that are freely available. Their checksums are verified."""
     from iterand.lab.data import catalog
     from iterand.lab.data.dataset import data_folder
     from iterand.lab.data.download import ARCHIVES
@@ -69,7 +69,7 @@ def fetch(name: Name = None, data_dir: DataDir = None, json: Json = False) -> No
 
 @app.command()
 def check(name: Name = None, data_dir: DataDir = None, json: Json = False) -> None:
-    """Read what is there to its last byte and compare it with what was published."""
+    """Read data sets completely. They are compared with what was published."""
     from iterand.lab.data import catalog
     from iterand.lab.data.dataset import data_folder
 
@@ -93,19 +93,19 @@ def check(name: Name = None, data_dir: DataDir = None, json: Json = False) -> No
 @app.command()
 def pack(
     name: Annotated[
-        str, typer.Argument(help="The data set; only one of many files can be packed.", autocompletion=_complete)
+        str, typer.Argument(help="Name of a data set of many files.", autocompletion=_complete)
     ] = "imagenet",
     data_dir: DataDir = None,
     short_side: Annotated[
         int | None,
         typer.Option(
-            help="Scale larger images to this short side: faster, but other pixels; else files are packed as they are."
+            help="Scale larger images to this short side: faster to read, other pixels (default: files unchanged)."
         ),
     ] = None,
-    quality: Annotated[int, typer.Option(help="JPEG quality of images that were scaled.")] = options.QUALITY,
+    quality: Annotated[int, typer.Option(help="JPEG quality of scaled images.")] = options.QUALITY,
     json: Json = False,
 ) -> None:
-    """Write the images of each part into one file, which is then used; what was begun is continued."""
+    """Pack the images of each split into one file. It is faster to read; an interrupted pack resumes."""
     from iterand.lab.data import catalog
     from iterand.lab.data.dataset import data_folder
     from iterand.lab.data.packs import Scaling
@@ -117,8 +117,7 @@ def pack(
         print_json({"packs": {part: {"path": str(path), "bytes": path.stat().st_size} for part, path in packs.items()}})
         return
     for part, path in packs.items():
-        told = f"{name} {part}: {path}, {size(path.stat().st_size)}"
-        say(told)
+        say(f"{name} {part}: {path}, {size(path.stat().st_size)}")
 
 
 def _names(name: str | None) -> list[str]:

@@ -1,6 +1,6 @@
-"""The ``iterand`` command: its parts put together, and one sentence for every error."""
+"""The ``iterand`` command: its subcommands, and a one-line message for each error."""
 
-# Commands import what they need when they are called: help, completion and usage errors need not wait for torch.
+# Commands import torch when they are called, so that help, completion and usage errors are fast.
 
 import atexit
 import gc
@@ -17,7 +17,7 @@ from iterand.errors import IterandError
 from iterand.lab.training.environment import Interrupted
 from iterand.memory import exhaustion_explained
 
-_INTERRUPTED = 130  # the exit code of a process that Ctrl-C has ended
+_INTERRUPTED = 130  # exit code after Ctrl-C
 
 app = typer.Typer(
     help="Train neural networks by pruning random weights, never training one (IteRand).",
@@ -51,7 +51,7 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; what goes wrong is said in one sentence."""
+    """Run the command line; an error is printed as one sentence."""
     warnings.showwarning = _show_warning
     accept_any_text()
     atexit.register(_skip_garbage)
@@ -59,7 +59,7 @@ def main() -> None:
         with exhaustion_explained("free some, or ask for less"):
             app()
     except Interrupted:
-        err.print("stopped and saved; the same command goes on from here")
+        err.print("stopped and saved; run the same command to resume")
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:
         sys.exit(1)
@@ -67,15 +67,15 @@ def main() -> None:
         warn(str(error), "[bold red]error:[/]")
         sys.exit(1)
     except SystemExit as end:
-        if end.code == _INTERRUPTED:  # what typer makes of Ctrl-C
+        if end.code == _INTERRUPTED:  # typer turns Ctrl-C into this exit code
             err.print("stopped")
         raise
 
 
 def _skip_garbage() -> None:
-    """Let the process end without searching all that was imported for garbage, which takes half a second.
+    """Skip the garbage collection at exit, which takes half a second.
 
-    Where Triton was imported, it would print complaints about objects that nobody collected.
+    Not with Triton, which prints warnings about objects that were not collected.
     """
     if "triton" not in sys.modules:
         gc.freeze()

@@ -1,4 +1,4 @@
-"""What help and tab completion show: names and limits, without importing torch and what they belong to."""
+"""Names and defaults for help texts and tab completion, which must not import torch."""
 
 from collections.abc import Callable, Iterable
 from importlib.resources import files
@@ -25,18 +25,18 @@ EXPERIMENTS = (
 PROFILES = ("paper", "text", "best")
 SCALES = ("full", "tiny")
 DATA_VARIABLE = "ITERAND_DATA"
-QUALITY = 95  # of packed images that were scaled
+QUALITY = 95  # JPEG quality of scaled images in packs
 _BEST = ("best-conv6", "best-resnet18", "best-resnet20", "best-resnet34", "best-vgg11")
 
 
 def recipes() -> list[str]:
-    """The recipes of the package."""
+    """The names of the recipes in the package."""
     found = (entry.name for entry in (files("iterand") / "lab" / "experiments" / "recipes").iterdir())
     return sorted([*(name.removesuffix(".toml") for name in found if name.endswith(".toml")), *_BEST])
 
 
 def completing(names: Iterable[str] | Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """What typer asks for the names that begin with what was typed."""
+    """A completion function for typer: the names that begin with the incomplete word."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in (names() if callable(names) else names) if name.startswith(incomplete)]

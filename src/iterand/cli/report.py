@@ -1,4 +1,4 @@
-"""``iterand report``: our records beside the paper's numbers."""
+"""``iterand report``: compare recorded runs with the numbers of the paper."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Format(StrEnum):
-    """How the report is written."""
+    """File formats of the report."""
 
     HTML = "html"
     MD = "md"
@@ -27,46 +27,46 @@ _PAGE = Path("report.html")
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with runs or with records of runs.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with run folders or records.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write (report.html; md and json: stdout).")
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="One page, Markdown tables, or JSON.")] = Format.HTML,
+    form: Annotated[Format, typer.Option("--format", help="A web page, Markdown tables, or JSON.")] = Format.HTML,
     profile: Annotated[
         str,
-        typer.Option(help="Whose settings: paper, text or best.", autocompletion=options.completing(options.PROFILES)),
+        typer.Option(help="Settings: paper, text or best.", autocompletion=options.completing(options.PROFILES)),
     ] = "paper",
     scale: Annotated[
         str,
-        typer.Option(help="full, or tiny for a page of dry runs.", autocompletion=options.completing(options.SCALES)),
+        typer.Option(help="full, or tiny for dry runs.", autocompletion=options.completing(options.SCALES)),
     ] = "full",
 ) -> None:
-    """Set results beside the paper's numbers, as one page."""
+    """Compare the results of runs with the paper, on one page."""
     from iterand.lab.report.assembly import read_report
 
-    written = _form(form)
+    formatted = _formatter(form)
     found = read_report(folder, profile=profile, scale=scale)
-    text = written(found)
+    text = formatted(found)
     for sentence in found.damaged:
         warn(f"damaged record {sentence}")
     if output is None and form is not Format.HTML:
         write(text)
         return
     atomic_write(output or _PAGE, text.encode())
-    say(f"{output or _PAGE}: {_what(found)}")
+    say(f"{output or _PAGE}: {_contents(found)}")
 
 
-def _form(form: Format) -> "Callable[[Report], str]":
-    """What writes a report in this form."""
+def _formatter(form: Format) -> "Callable[[Report], str]":
+    """The function that writes a report in this format."""
     from iterand.lab.report.formats import as_html, as_json, as_markdown
 
     return {Format.HTML: as_html, Format.MD: as_markdown, Format.JSON: as_json}[form]
 
 
-def _what(found: "Report") -> str:
-    said = f"{len(found.runs)} runs in {len(found.started)} of {len(found.outcomes)} experiments"
+def _contents(found: "Report") -> str:
+    text = f"{len(found.runs)} runs in {len(found.started)} of {len(found.outcomes)} experiments"
     if found.dry:
-        said += f"; {sum(len(outcome.runs) for outcome in found.dry)} dry runs left out (--scale tiny shows them)"
+        text += f"; {sum(len(outcome.runs) for outcome in found.dry)} dry runs left out (--scale tiny shows them)"
     if found.strangers:
-        said += f"; {len(found.strangers)} records belong to no cell of profile {found.profile}"
-    return said
+        text += f"; {len(found.strangers)} records belong to no cell of profile {found.profile}"
+    return text

@@ -1,4 +1,4 @@
-"""The command `reproduce`: experiments of the paper, several runs at a time."""
+"""``iterand reproduce``: run the experiments of the paper, several runs at a time."""
 
 import os
 import sys
@@ -24,135 +24,55 @@ from iterand.lab.report.formatting import size
 from iterand.lab.training.environment import Interrupted
 
 if TYPE_CHECKING:
-    from iterand.lab.experiments.local import Event, Task
-
-_STATES = ("pending", "running", "done", "failed")
-_STATE_AFTER = {"started": "running", "progress": "running", "done": "done", "failed": "failed"}
-_MOST_BARS = 12  # a terminal has so many lines; the table counts all runs
-_SECONDS_A_LINE = 30.0  # where progress goes to a file instead of a terminal
-
-
-@contextmanager
-def watching(tasks: Sequence["Task"]) -> Iterator["RunsTable"]:
-    """A table of these runs on stderr that follows the events it is called with; lines where that is no terminal."""
-    table = RunsTable(tasks)
-    if not err.is_terminal:
-        yield table
-        return
-    with Live(table, console=err, transient=True):
-        yield table
-
-
-class RunsTable:
-    """What is known of each run, by what was heard of it."""
-
-    def __init__(self, tasks: Sequence["Task"]) -> None:
-        self.states = dict.fromkeys(tasks, "pending")
-        self.progress = progress_bar()
-        self.bars: dict[Task, TaskID] = {}
-        self._said = time.monotonic()
-
-    def __call__(self, event: "Event") -> None:
-        """Take note of an event."""
-        self.states[event.task] = _STATE_AFTER[event.kind]
-        if event.kind == "started":
-            self._remove_bar(event.task)  # of a run that lost its worker and begins again
-            note = f"on {event.value['host']}" if "host" in event.value else ""
-            self.bars[event.task] = self.progress.add_task(event.task.label, total=None, note=note)
-        elif event.kind == "progress":
-            value = event.value
-            note = f"loss {value['loss']:.3f}" if "loss" in value else ""
-            bar = {"total": value["total"], "completed": value["done"], "note": note}
-            self.progress.update(self.bars[event.task], **bar)
-        else:
-            self._remove_bar(event.task)
-        for number, bar_id in enumerate(self.bars.values()):
-            self.progress.update(bar_id, visible=number < _MOST_BARS)
-        if not err.is_terminal:
-            self._say(event)
-
-    def __rich__(self) -> Group:
-        """A row for each experiment, and the bars."""
-        table = Table("", *_STATES, box=None, header_style="bold")
-        for column in table.columns[1:]:
-            column.justify = "right"
-        of_experiments: dict[str, Counter[str]] = {}
-        for task, state in self.states.items():
-            of_experiments.setdefault(task.label.partition("/")[0], Counter())[state] += 1
-        for name, count in of_experiments.items():
-            table.add_row(name, *(str(count[state]) for state in _STATES))
-        return Group(table, self.progress)
-
-    def _remove_bar(self, task: "Task") -> None:
-        bar = self.bars.pop(task, None)
-        if bar is not None:
-            self.progress.remove_task(bar)
-
-    def _say(self, event: "Event") -> None:
-        """A line for every run that ends, and one now and then."""
-        count = Counter(self.states.values())
-        if event.kind in ("done", "failed"):
-            ended = f"{count['done'] + count['failed']}/{len(self.states)}"
-            line = f"{ended} {event.task.label}: {_outcome(event)}"
-        elif time.monotonic() - self._said > _SECONDS_A_LINE:
-            line = ", ".join(f"{count[state]} {state}" for state in _STATES)
-        else:
-            return
-        self._said = time.monotonic()
-        say(line, to=err)
-
-
-def _outcome(event: "Event") -> str:
-    if event.kind == "failed":
-        return str(event.value["error"])
-    return f"test accuracy {event.value['result']['test_accuracy']:.2f} %"
-
-
-if TYPE_CHECKING:
     from iterand.lab.experiments.experiment import Experiment
+    from iterand.lab.experiments.local import Event, Task
     from iterand.lab.experiments.sweep import CellResult, Engine
 
 _MEASURES = {
     "test_accuracy": ("test accuracy", "%"),
-    "validation_accuracy": ("validation accuracy", "%"),
+    "last_validation_accuracy": ("validation accuracy", "%"),
     "seconds": ("training time", "s"),
 }
 _OWN_COLUMNS = ("trained", "test accuracy (%)", "weights kept", "float32", "ticket")
 _RANDOMIZATION = "a randomization (ms)"
+_STATES = ("pending", "running", "done", "failed")
+_STATE_AFTER = {"started": "running", "progress": "running", "done": "done", "failed": "failed"}
+_MOST_BARS = 12  # the rest of the runs is only counted
+_SECONDS_A_LINE = 30.0  # where progress goes to a file instead of a terminal
 
 
 def reproduce(
     experiment: Annotated[
         str | None,
         typer.Argument(
-            help="Which one; without it they are listed.", autocompletion=options.completing(options.EXPERIMENTS)
+            help="Name of an experiment; without it, all are listed.",
+            autocompletion=options.completing(options.EXPERIMENTS),
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Run all experiments.")] = False,
     profile: Annotated[
         str,
         typer.Option(
-            help="Settings: paper (the authors'), text (the appendix's), best.",
+            help="Settings: paper (the authors'), text (those of the appendix), best (ours).",
             autocompletion=options.completing(options.PROFILES),
         ),
     ] = "paper",
     pattern: Annotated[
-        str | None, typer.Option("--only", metavar="PATTERN", help="Cells, as EXPERIMENT/LABEL.")
+        str | None,
+        typer.Option("--only", metavar="PATTERN", help="Run only cells whose EXPERIMENT/LABEL fits (* and ?)."),
     ] = None,
     scale: Annotated[
         str,
         typer.Option(help="full, or tiny for a dry run on a CPU.", autocompletion=options.completing(options.SCALES)),
     ] = "full",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell (as many as the paper).")] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes at a time (one on a GPU, else one a core).")
-    ] = None,
-    engine: Annotated[str, typer.Option(help="local, or ray for the machines of a cluster.")] = "local",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs per cell (as in the paper).")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time (GPU: 1; CPU: one per core).")] = None,
+    engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
     address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Ray cluster, or auto (one of this machine alone).")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster, or auto (a local one).")
     ] = None,
     gpus_per_run: Annotated[
-        float | None, typer.Option(help="Share of a GPU a run gets with Ray (1, less if --jobs needs it).")
+        float | None, typer.Option(help="With Ray: share of a GPU per run (1, less if --jobs needs it).")
     ] = None,
     folder: Annotated[Path, typer.Option("--out", help="Folder of the runs.")] = Path("runs"),
     device: Device = "auto",
@@ -161,7 +81,7 @@ def reproduce(
     graph: Graph = True,
     json: Json = False,
 ) -> None:
-    """Run the experiments of the paper; complete runs are kept."""
+    """Run the experiments of the paper. Complete runs are not repeated, and interrupted ones resume."""
     if experiment is not None and everything:
         raise ValueError(f"--all runs every experiment, and {experiment!r} is one of them; give one of the two")
     from iterand.lab.experiments.catalog import experiment_names, find_experiment
@@ -201,7 +121,7 @@ def reproduce(
 
 
 class _Place(NamedTuple):
-    """Where runs are done: on which device, how many at a time (all that fit if none is said), by which engine."""
+    """Where runs are executed: the device, how many at a time (None: as many as fit), the engine."""
 
     device: str
     jobs: int | None
@@ -227,16 +147,16 @@ def _place(
     if engine not in ("local", "ray"):
         raise ValueError(f"unknown engine {engine!r}; it must be local or ray")
     if engine == "ray":
-        # What Ray has to say, of lost machines most of all, it prints: stdout is for results.
+        # Ray prints its messages to stdout, which is for results.
         with redirect_stdout(sys.stderr), connected(address, jobs) as cluster:
             where = cluster.device(device)
             gpus = cluster.gpus_per_run(gpus_per_run, where, jobs)
-            # The machines may be any: each record names its own; here stands the one of the command.
+            # Each record describes its own machine; this is the one that runs the command.
             environment = describe(torch.device("cpu")) | {"device": where}
             try:
                 yield _Place(where, jobs, partial(cluster.run_tasks, gpus=gpus), environment)
             except Interrupted:
-                err.print("stopping: runs that go on are being saved")
+                err.print("stopping: checkpoints of the running runs are being saved")
                 raise
         return
     for option, value in (("--address", address), ("--gpus-per-run", gpus_per_run)):
@@ -323,3 +243,82 @@ def _table(experiment: "Experiment", cells: list["CellResult"], scale: str) -> T
 
 def _spread(number: dict[str, Any]) -> str:
     return f"{number['mean']:.2f}" + ("" if number["std"] is None else f" ± {number['std']:.2f}")
+
+
+# Progress of the runs
+
+
+@contextmanager
+def watching(tasks: Sequence["Task"]) -> Iterator["RunsTable"]:
+    """A live table of these runs on stderr, updated by calling it with events; lines where stderr is no terminal."""
+    table = RunsTable(tasks)
+    if not err.is_terminal:
+        yield table
+        return
+    with Live(table, console=err, transient=True):
+        yield table
+
+
+class RunsTable:
+    """The state and progress of each run."""
+
+    def __init__(self, tasks: Sequence["Task"]) -> None:
+        self.states = dict.fromkeys(tasks, "pending")
+        self.progress = progress_bar()
+        self.bars: dict[Task, TaskID] = {}
+        self._printed = time.monotonic()
+
+    def __call__(self, event: "Event") -> None:
+        """Update the table by an event."""
+        self.states[event.task] = _STATE_AFTER[event.kind]
+        if event.kind == "started":
+            self._remove_bar(event.task)  # the run lost its worker and is restarted
+            note = f"on {event.value['host']}" if "host" in event.value else ""
+            self.bars[event.task] = self.progress.add_task(event.task.label, total=None, note=note)
+        elif event.kind == "progress":
+            value = event.value
+            note = f"loss {value['loss']:.3f}" if "loss" in value else ""
+            bar = {"total": value["total"], "completed": value["done"], "note": note}
+            self.progress.update(self.bars[event.task], **bar)
+        else:
+            self._remove_bar(event.task)
+        for number, bar_id in enumerate(self.bars.values()):
+            self.progress.update(bar_id, visible=number < _MOST_BARS)
+        if not err.is_terminal:
+            self._print_line(event)
+
+    def __rich__(self) -> Group:
+        """A row per experiment, and a bar per run."""
+        table = Table("", *_STATES, box=None, header_style="bold")
+        for column in table.columns[1:]:
+            column.justify = "right"
+        of_experiments: dict[str, Counter[str]] = {}
+        for task, state in self.states.items():
+            of_experiments.setdefault(task.label.partition("/")[0], Counter())[state] += 1
+        for name, count in of_experiments.items():
+            table.add_row(name, *(str(count[state]) for state in _STATES))
+        return Group(table, self.progress)
+
+    def _remove_bar(self, task: "Task") -> None:
+        bar = self.bars.pop(task, None)
+        if bar is not None:
+            self.progress.remove_task(bar)
+
+    def _print_line(self, event: "Event") -> None:
+        """A line for each run that ends, and one from time to time."""
+        count = Counter(self.states.values())
+        if event.kind in ("done", "failed"):
+            ended = f"{count['done'] + count['failed']}/{len(self.states)}"
+            line = f"{ended} {event.task.label}: {_outcome(event)}"
+        elif time.monotonic() - self._printed > _SECONDS_A_LINE:
+            line = ", ".join(f"{count[state]} {state}" for state in _STATES)
+        else:
+            return
+        self._printed = time.monotonic()
+        say(line, to=err)
+
+
+def _outcome(event: "Event") -> str:
+    if event.kind == "failed":
+        return str(event.value["error"])
+    return f"test accuracy {event.value['result']['test_accuracy']:.2f} %"

@@ -1,6 +1,7 @@
-"""``iterand theory``: Section 4 of the paper, claimed, exact, simulated and built."""
+"""``iterand theory``: Section 4 of the paper: its bounds, exact probabilities, simulations and constructions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _check_plot(path: Path | None) -> Path | None:
-    # Before the work rather than after it.
+    # An option callback, so that a wrong suffix is refused before the computation.
     if path is not None:
         with extra("lab", "drawing"):
             from iterand.lab.theory.tables import kind_of
@@ -26,15 +27,22 @@ def _check_plot(path: Path | None) -> Path | None:
     return path
 
 
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Import the theory and what it needs, which takes seconds."""
+    with err.status("loading"), extra("lab", "the theory"):
+        yield
+
+
 app = typer.Typer(no_args_is_help=True, help="How wide a random network must be, and what redraws save.")
 
-Epsilon = Annotated[float, typer.Option(help="The error allowed, ε.")]
-Delta = Annotated[float, typer.Option(help="The probability of failure allowed, δ.")]
-Rounds = Annotated[int | None, typer.Option(help="Only this R, the draws of every weight; by default many.")]
-Trials = Annotated[int, typer.Option(help="How many networks to simulate.")]
-Seed = Annotated[int, typer.Option(help="Of everything that is drawn.")]
-Plot = Annotated[Path | None, typer.Option(callback=_check_plot, help="Also draw it into this file (svg, png, pdf).")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")]
+Epsilon = Annotated[float, typer.Option(help="Allowed error ε.")]
+Delta = Annotated[float, typer.Option(help="Allowed probability of failure δ.")]
+Rounds = Annotated[int | None, typer.Option(help="R, the number of draws of each weight (default: a range).")]
+Trials = Annotated[int, typer.Option(help="Number of simulated networks.")]
+Seed = Annotated[int, typer.Option(help="Seed of all draws.")]
+Plot = Annotated[Path | None, typer.Option(callback=_check_plot, help="Also plot into this file (svg, png, pdf).")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
@@ -48,8 +56,8 @@ def width(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """The hidden width that is enough: the paper's, the repaired, and (for widths 1,1) by simulation."""
-    with extra("lab", "the theory"):
+    """The hidden width that is enough. By the paper's bound, by the corrected one, and for widths 1,1 simulated."""
+    with _loading():
         from iterand.lab.theory import bounds, exact, tables
 
     sizes = _parse_widths(widths)
@@ -99,14 +107,14 @@ def simulate(
     epsilon: Epsilon = 0.1,
     delta: Delta = 0.05,
     rounds: Rounds = None,
-    weight: Annotated[float, typer.Option(help="The w of the target f(x) = w·x.")] = 1.0,
+    weight: Annotated[float, typer.Option(help="w of the target f(x) = w·x.")] = 1.0,
     trials: Trials = 20_000,
     seed: Seed = 0,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """How often the proof's event fails at width 2: claimed, exact, simulated; and the best any masks can do."""
-    with extra("lab", "the theory"):
+    """How often the proof fails at width 2. By its bound, exact, simulated, and with the best possible masks."""
+    with _loading():
         from iterand.lab.theory import tables
 
     chosen = [rounds] if rounds is not None else tables.rounds_over(epsilon, delta)
@@ -140,17 +148,17 @@ def construct(
     epsilon: Epsilon = 0.1,
     delta: Delta = 0.05,
     rounds: Annotated[
-        int | None, typer.Option(help="R, the draws of every weight; by default what twice the width needs.")
+        int | None, typer.Option(help="R, the number of draws of each weight (default: enough for twice the width).")
     ] = None,
-    hidden: Annotated[int, typer.Option(help="Hidden width of the target, a network trained on digits.")] = 12,
-    trials: Annotated[int, typer.Option(help="How many networks to build, from consecutive seeds.")] = 1,
+    hidden: Annotated[int, typer.Option(help="Hidden width of the target network, which is trained on digits.")] = 12,
+    trials: Annotated[int, typer.Option(help="Number of networks to build, from consecutive seeds.")] = 1,
     seed: Seed = 0,
     ticket: Annotated[Path | None, typer.Option(help="Save the first network as a ticket.")] = None,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """Build the network of the theorem for a target trained on digits, and certify its error."""
-    with extra("lab", "the theory"):
+    """Build the network of the theorem and prove its error. The target is trained on digits."""
+    with _loading():
         from iterand.lab.theory.bounds import check_count
         from iterand.lab.theory.construct import digits_experiment, error_rows
         from iterand.lab.theory.simulate import check_draws

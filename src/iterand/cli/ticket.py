@@ -1,5 +1,6 @@
-"""``iterand ticket`` and ``iterand export``: look into a ticket, check it, take the network out of it."""
+"""``iterand ticket`` and ``iterand export``: show a ticket, verify it, write its network for other programs."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -20,23 +21,29 @@ if TYPE_CHECKING:
     from iterand.ticket import Ticket
     from iterand.ticket.inspect import Cost
 
-app = typer.Typer(no_args_is_help=True, help="Look into a ticket, check it, unpack it.")
+app = typer.Typer(no_args_is_help=True, help="Show and verify tickets.")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A ticket.")]
-Output = Annotated[Path | None, typer.Option("-o", "--output", help="Where to (beside FILE).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
+_SHORTEST_NAME = 16  # columns of a layer's name, however narrow the terminal is
+
+
 class Format(StrEnum):
-    """What a network can be exported to."""
+    """The file formats that a network can be exported to."""
 
     onnx = "onnx"
     safetensors = "safetensors"
 
 
 @app.command()
-def info(file: File, json: Json = False) -> None:
-    """What is in a ticket, layer by layer, and what it costs."""
+def info(
+    file: File,
+    wide: Annotated[bool, typer.Option("--wide", help="Print layer names in full, however long.")] = False,
+    json: Json = False,
+) -> None:
+    """Show the layers of a ticket and its size in bytes."""
     from iterand.ticket import read_ticket
     from iterand.ticket.inspect import cost
 
@@ -47,17 +54,18 @@ def info(file: File, json: Json = False) -> None:
         layers = sizes.pop("layers")
         print_json({"path": str(file), **_described(ticket), "layers": layers, "bytes": sizes})
         return
-    out.print(_layer_table(costs))
+    _print_layers(costs, wide)
+    say("")
     out.print(_whole_table(ticket, costs))
 
 
 @app.command()
 def verify(
     file: File,
-    run: Annotated[Path | None, typer.Option(help="Folder of the run it came from: compare with its weights.")] = None,
+    run: Annotated[Path | None, typer.Option(help="Folder of the run that wrote it: compare with its weights.")] = None,
     json: Json = False,
 ) -> None:
-    """Decode a whole ticket and check it; with --run, compare it with the weights of a run."""
+    """Decode a whole ticket and check it. With --run, compare it with the weights of that run."""
     from iterand.ticket import read_ticket
 
     ticket = read_ticket(file)
@@ -74,36 +82,31 @@ def verify(
         say(f"equal, bit for bit, to the weights of {run}")
 
 
-@app.command()
-def unpack(file: File, output: Output = None, json: Json = False) -> None:
-    """Write the network as a dense state dict (safetensors)."""
-
-    written = _unpack(file, output or file.with_suffix(".safetensors"))
-    _report(file, written, json, "its tensors are dense: as many bytes as any state dict")
-
-
 def export(
     file: File,
-    to: Annotated[Format, typer.Option("--format", help="What to write.")],
-    output: Output = None,
+    to: Annotated[Format, typer.Option("--format", help="File format.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="File to write (FILE with the suffix of the format).")
+    ] = None,
     input_shape: Annotated[
-        str | None, typer.Option(metavar="1,3,32,32", help="Shape of an input, for ONNX (that of the recipe's data).")
+        str | None, typer.Option(metavar="1,3,32,32", help="For ONNX: shape of an input (that of the recipe's data).")
     ] = None,
     integers: Annotated[
-        str, typer.Option(help="For ONNX: int4, or int8 for runtimes that know no 4-bit numbers.")
+        str, typer.Option(help="For ONNX: int4, or int8 for runtimes without 4-bit integers.")
     ] = "int4",
-    data_dir: Annotated[Path | None, typer.Option(help="Where data sets lie.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
     json: Json = False,
 ) -> None:
-    """Write the network as ONNX or safetensors, for other programs.
+    """Write the network of a ticket for other programs.
 
-    An ONNX file is checked by onnxruntime; a safetensors file holds dense tensors.
+    safetensors: a state dict of dense tensors. onnx: a model with integer weights, checked with onnxruntime.
     """
     from iterand.ticket import load_ticket, read_ticket
 
     target = output or file.with_suffix(f".{to}")
     if to is Format.safetensors:
-        _report(file, _unpack(file, target), json, "its tensors are dense")
+        _write_state_dict(file, target)
+        _report(file, target, json, "its tensors are dense: as many bytes as any state dict")
         return
     from iterand.inference.onnx import export_onnx
 
@@ -118,24 +121,41 @@ def export(
     _report(file, target, json, note, difference=done.difference)
 
 
-def _layer_table(costs: "Cost") -> Table:
-    table = Table("layer", "shape", "kept", "rounds", "redrawn", "bits")
-    table.columns[0].overflow = "fold"
-    for column in table.columns[1:]:
-        column.no_wrap = True
-    for column in table.columns[2:]:
-        column.justify = "right"
+def _print_layers(costs: "Cost", wide: bool) -> None:
+    """A line per layer; names are shortened to the width of the terminal, or to 80 columns where there is none."""
+    cells = _layer_cells(costs)
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    names = [printable(layer.name) for layer in costs.layers]
+    room = max(_SHORTEST_NAME, out.width - sum(2 + width for width in widths))
+    if not wide and max(map(len, names)) > room:
+        names = _shortened(names, room)
+    first = max(map(len, ["layer", *names]))
+    for name, (shape, *numbers) in zip(["layer", *names], cells):
+        aligned = [shape.ljust(widths[0]), *(number.rjust(width) for number, width in zip(numbers, widths[1:]))]
+        say("  ".join([name.ljust(first), *aligned]))
+
+
+def _layer_cells(costs: "Cost") -> list[list[str]]:
+    """All columns but the name, headings first; redraws are left out where the ticket does not hold them."""
+    known = any(layer.redrawn is not None for layer in costs.layers)
+    rows = [["shape", "kept", "rounds", "redrawn", "bits"]]
     for layer in costs.layers:
-        share = "" if layer.redrawn is None or not layer.kept else f"{100 * layer.redrawn / layer.kept:.1f} %"
-        table.add_row(
-            escape(printable(layer.name)),
-            "×".join(map(str, layer.shape)),
-            f"{layer.kept:,} ({100 * layer.kept / layer.weights:.1f} %)",
-            str(layer.rounds),
-            share or "—",
-            f"{layer.bits / layer.weights:.3f}",
-        )
-    return table
+        redrawn = "—" if layer.redrawn is None or not layer.kept else f"{100 * layer.redrawn / layer.kept:.1f} %"
+        kept = f"{layer.kept:,} ({100 * layer.kept / layer.weights:.1f} %)"
+        shape, bits = "×".join(map(str, layer.shape)), f"{layer.bits / layer.weights:.3f}"
+        rows.append([shape, kept, str(layer.rounds), redrawn, bits])
+    return rows if known else [[*row[:3], row[4]] for row in rows]
+
+
+def _shortened(names: Sequence[str], width: int) -> list[str]:
+    """The names with an ellipsis in place of their middle, cut where most of them stay distinct."""
+
+    def cut(head: int) -> list[str]:
+        tail = width - 1 - head
+        return [name if len(name) <= width else f"{name[:head]}…{name[-tail:]}" for name in names]
+
+    from_the_middle = sorted(range(1, width - 1), key=lambda head: abs(2 * head - width + 1))
+    return max(map(cut, from_the_middle), key=lambda shortened: len(set(shortened)))
 
 
 def _whole_table(ticket: "Ticket", costs: "Cost") -> Table:
@@ -148,7 +168,7 @@ def _whole_table(ticket: "Ticket", costs: "Cost") -> Table:
         f"{kept:,}",
         escape(f"of {weights:,} weights; {printable(settings.weight_distribution)}, seed {settings.seed}"),
     )
-    table.add_row("ticket", size(costs.file), f"{8 * costs.file / weights:.3f} bits a weight: {parts}")
+    table.add_row("ticket", size(costs.file), f"{8 * costs.file / weights:.3f} bits per weight: {parts}")
     table.add_row("as float32", size(costs.float32), f"{costs.float32 / costs.file:.1f} times as much")
     table.add_row("entropy bound", size(round(costs.bound)), f"{100 * (1 - costs.bound / costs.file):.1f} % less")
     for name, value in (ticket.metrics or {}).items():
@@ -193,15 +213,14 @@ def _decoded(file: Path, ticket: "Ticket") -> dict[str, "Tensor"]:
             raise type(error)(f"ticket {str(file)!r}: {error}") from None
 
 
-def _unpack(file: Path, target: Path) -> Path:
+def _write_state_dict(file: Path, target: Path) -> None:
     from safetensors.torch import save
 
     from iterand.ticket import read_ticket
 
     state = _decoded(file, read_ticket(file))
-    # Tied tensors share memory, which the format does not hold: each gets its own.
+    # safetensors refuses tensors that share memory, as tied ones do.
     atomic_write(target, save({name: tensor.clone() for name, tensor in state.items()}))
-    return target
 
 
 def _example(ticket: "Ticket", shape: str | None, data_dir: Path | None) -> tuple["Tensor", ...]:

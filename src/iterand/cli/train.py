@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 _complete = options.completing(options.recipes)
 
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting.")]
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where data sets lie.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder of the data sets.")]
 Compile = Annotated[
     bool | None,
     typer.Option(
         "--compile/--no-compile",
-        help="On a GPU: compile the network; if not said, in long runs on ImageNet.",
+        help="On a GPU: compile the network (default: in long runs on ImageNet).",
         show_default=False,
     ),
 ]
-Graph = Annotated[bool, typer.Option(help="On a GPU: record a step as a CUDA graph.")]
+Graph = Annotated[bool, typer.Option(help="On a GPU: capture a step as a CUDA graph.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -41,12 +41,12 @@ def train(
     folder: Annotated[Path | None, typer.Option("--out", help="Folder of the run (runs/NAME-DIGEST).")] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew instead of going on.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start again instead of resuming.")] = False,
     compile: Compile = None,
     graph: Graph = True,
     json: Json = False,
 ) -> None:
-    """Train a network by a recipe. The same command again goes on where a broken run stopped.
+    """Train a network by a recipe. Run the same command again to resume an interrupted run.
 
     On several GPUs or machines: torchrun --nproc-per-node N -m iterand train RECIPE.
     """
@@ -56,38 +56,38 @@ def train(
     from iterand.lab.training.run import run
     from iterand.lab.training.steps import Execution
 
-    with _joined() as ranks:
-        settled = find_recipe(recipe, settings or [])
-        where = RunFolder(folder or default_path(settled))
+    with _join_ranks() as ranks:
+        chosen = find_recipe(recipe, settings or [])
+        run_folder = RunFolder(folder or default_path(chosen))
         with progress_bar() as progress:
             record = run(
-                settled,
-                where,
+                chosen,
+                run_folder,
                 device=ranks.device(choose_device(device)),
                 data_dir=data_dir,
                 fresh=fresh,
-                observer=ProgressObserver(progress, settled.name) if ranks.first else None,
+                observer=ProgressObserver(progress, chosen.name) if ranks.first else None,
                 execution=Execution(compile=compile, graph=graph),
                 ranks=ranks,
             )
     result = record["result"]
     if json:
-        print_json({"run": str(where.path), "name": settled.name, "seed": settled.seed, **result})
+        print_json({"run": str(run_folder.path), "name": chosen.name, "seed": chosen.seed, **result})
         return
-    trained = "all trained" if settled.method.trains_weights else "none ever trained"
+    trained = "all trained" if chosen.method.trains_weights else "none ever trained"
     out.print(f"test accuracy  [bold]{result['test_accuracy']:.2f} %[/]  (loss {result['test_loss']:.4f})")
     if "tested_epoch" in result:
-        out.print(f"epoch          {result['tested_epoch']}, of the lowest validation loss")
+        out.print(f"epoch          {result['tested_epoch']}, with the lowest validation loss")
     out.print(f"weights        {result['kept']:,} of {result['weights']:,} kept, {trained}")
     if "ticket_bytes" in result:
         ticket, dense = result["ticket_bytes"], result["float32_bytes"]
-        say(f"ticket         {size(ticket)} beside {size(dense)} as float32: {where.path / TICKET}")
-    say(f"run            {where.path}")
+        say(f"ticket         {size(ticket)} beside {size(dense)} as float32: {run_folder.path / TICKET}")
+    say(f"run            {run_folder.path}")
 
 
 @contextmanager
-def _joined() -> Iterator["Ranks"]:
-    """Join the other ranks, if there are any; only the first one talks, unless another has the news."""
+def _join_ranks() -> Iterator["Ranks"]:
+    """Join the other ranks, if there are any; only the first one prints, and the one that reports an error."""
     from iterand.lab.training.distributed import ReportedByOtherRank, joined
 
     try:
@@ -107,7 +107,7 @@ def evaluate(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """Test a trained network on the test part of its data."""
+    """Evaluate a trained network on the test split of its data."""
     if not path.exists():
         raise ValueError(f"there is no run folder or ticket {str(path)!r}")
     from iterand.lab.training.environment import choose_device
@@ -133,11 +133,11 @@ def recipes(
     from iterand.lab.training import recipe_file
 
     if name is not None:
-        settled = find_recipe(name, settings or [])
+        recipe = find_recipe(name, settings or [])
         if json:
-            print_json(recipe_file.as_dict(settled))
+            print_json(recipe_file.as_dict(recipe))
         else:
-            write(recipe_file.to_toml(settled))
+            write(recipe_file.to_toml(recipe))
         return
     if settings:
         raise ValueError("--set changes a recipe; say which, for instance iterand recipes digits --set rate=0.2")
@@ -145,7 +145,7 @@ def recipes(
     if json:
         print_json(found)
         return
-    table = Table("recipe", "what it is", box=None, header_style="bold")
+    table = Table("recipe", "description", box=None, header_style="bold")
     for entry, description in found.items():
         table.add_row(entry, description)
     out.print(table)

@@ -53,7 +53,7 @@ class Experiment:
     across: str = ""
     """The axis that runs along the horizontal of a plot."""
     measure: str = "test_accuracy"
-    """What is compared: test_accuracy, validation_accuracy (of the last epoch), or seconds."""
+    """What is compared: test_accuracy, last_validation_accuracy (of the last epoch), or seconds."""
 
 
 _VALUES = ("mean", "std", "parameters")

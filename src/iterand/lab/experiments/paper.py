@@ -105,7 +105,7 @@ def figure1() -> Experiment:
         where="Figure 1",
         plot="bars",
         across="rate",
-        measure="validation_accuracy",
+        measure="last_validation_accuracy",
     )
 
 
@@ -124,7 +124,7 @@ def period() -> Experiment:
         where="Figure 4",
         plot="curves",
         across="period",
-        measure="validation_accuracy",
+        measure="last_validation_accuracy",
     )
 
 

@@ -164,6 +164,8 @@ def only(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
 
 
 def _measured(record: dict[str, Any], measure: str) -> float:
+    if measure == "last_validation_accuracy":
+        return float(record["metrics"][-1]["validation_accuracy"])
     return float(record["seconds"] if measure == "seconds" else record["result"][measure])
 
 

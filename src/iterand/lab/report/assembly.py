@@ -151,7 +151,7 @@ class Measure:
 
 _MEASURES = {
     "test_accuracy": Measure("test accuracy (%)", lambda record: float(record.result["test_accuracy"])),
-    "validation_accuracy": Measure(
+    "last_validation_accuracy": Measure(
         "validation accuracy (%)", lambda record: float(record.metrics[-1]["validation_accuracy"])
     ),
     "seconds": Measure("training time (s)", lambda record: record.seconds, lower_is_better=True),

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from iterand.lab.experiments.experiment import PaperNumber
+if TYPE_CHECKING:  # the command line imports this module, and does not wait for torch
+    from iterand.lab.experiments.experiment import PaperNumber
 
 LIMIT = 2
 """How many deviations two means may be apart and still be called the same."""
@@ -41,7 +42,7 @@ def summarize(values: Sequence[float]) -> Summary | None:
     return Summary(len(values), statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
-def compare(ours: Summary, paper: PaperNumber) -> Comparison:
+def compare(ours: Summary, paper: "PaperNumber") -> Comparison:
     """The difference, and whether it is within two deviations."""
     difference = ours.mean - paper.mean
     known = [std for std in (ours.std, paper.std) if std is not None]
@@ -52,9 +53,6 @@ def compare(ours: Summary, paper: PaperNumber) -> Comparison:
         return Comparison(difference, deviation, "same")
     return Comparison(difference, deviation, "above" if difference > 0 else "below")
 
-
-if TYPE_CHECKING:
-    pass
 
 VERDICTS = {"same": "as the paper", "above": "above", "below": "below", "unknown": "no deviation"}
 

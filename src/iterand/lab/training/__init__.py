@@ -1,1 +1,1 @@
-"""Training: one loop for every method, on the public API of the core."""
+"""Training by a recipe: ``run.py`` tells a run from start to end."""

@@ -1,9 +1,9 @@
-"""Runs over several processes, started by torchrun; a run in one process is one of one rank.
+"""Distributed runs: several processes, started by torchrun; a run in one process has one rank.
 
 After every step all ranks hold the same state, bit for bit: gradients are averaged, batch norm and the sums of the
 epoch are those of the whole batch, and everything else (weights, masks, randomization, the order of the data) is a
 function of seed and scores. So any rank could write the checkpoint, and a run can resume with another number of ranks.
-When something goes wrong every rank ends, and one of them says why.
+After an error every rank ends, and one of them reports it.
 """
 
 import hashlib
@@ -35,163 +35,9 @@ from iterand.lab.training.environment import Interrupted
 from iterand.lab.training.folder import Checkpoint
 from iterand.masking import masked_layers
 
-_ORDINARY = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
-def share_batch_norms_(model: nn.Module, device: torch.device) -> None:
-    """Let the batch norms of a model normalise by the whole batch, in place."""
-    # The class is changed instead of the module, so that what others know of the module stays true.
-    shared = nn.SyncBatchNorm if device.type == "cuda" else _CpuSyncBatchNorm
-    for module in model.modules():
-        kind = type(module)
-        if kind in _ORDINARY:
-            module.__class__ = shared
-        elif parametrize.is_parametrized(module) and kind.__bases__[0] in _ORDINARY:
-            # What it adds is masked: a class of its own, made by parametrize.
-            own = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
-            module.__class__ = type(kind.__name__, (shared,), own)
-        else:
-            continue
-        if device.type == "cuda":
-            module.process_group = None  # type: ignore[assignment] # all ranks
-
-
-class _Sum(torch.autograd.Function):
-    """The sum over all ranks; every rank's loss depends on it, so its gradient is the sum over all ranks too."""
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor) -> Tensor:
-        total = local.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total
-
-
-class _CpuSyncBatchNorm(_BatchNorm):
-    """What torch's SyncBatchNorm, which only runs on GPUs, does; in plain operations."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(inputs)
-        values = inputs.float()
-        axes = [axis for axis in range(values.dim()) if axis != 1]
-        shape = [1, -1] + [1] * (values.dim() - 2)
-        local = torch.cat([values.sum(axes), values.new_tensor([values.numel() / values.shape[1]])])
-        *_, count = total = _sum(local)
-        mean = total[:-1] / count
-        centred = values - mean.view(shape)
-        variance = _sum(centred.square().sum(axes)) / count
-        self._track(mean.detach(), variance.detach() * (count / (count - 1)).detach())
-        outputs: Tensor = centred * (variance + self.eps).rsqrt().view(shape)
-        if self.weight is not None:
-            outputs = outputs * self.weight.view(shape) + self.bias.view(shape)
-        return outputs.to(inputs.dtype)
-
-    def _check_input_dim(self, inputs: Tensor) -> None:
-        """Any number of dimensions: it stands for three classes."""
-
-    def _track(self, mean: Tensor, variance: Tensor) -> None:
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
-        self.num_batches_tracked.add_(1)
-        factor = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean, factor)
-        self.running_var.lerp_(variance, factor)
-
-
-def _sum(local: Tensor) -> Tensor:
-    total: Tensor = _Sum.apply(local)  # type: ignore[no-untyped-call]
-    return total
-
-
-def digests(model: nn.Module) -> tuple[list[str], Tensor]:
-    """What a model holds, in words, and the digest of each as int64 on the CPU."""
-    held: dict[str, Tensor] = {}
-    for name, layer in masked_layers(model).items():
-        parts = {"scores": layer.score, "weights": layer.weight, "draws": layer.draw}
-        held |= {f"the {kind} of {name!r}": tensor for kind, tensor in parts.items()}
-    known = {tensor.data_ptr() for tensor in held.values()}
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in known:
-            held[f"the values of {name!r}"] = tensor
-    return list(held), torch.stack([digest(tensor).cpu() for tensor in held.values()])
-
-
-def digest(tensor: Tensor) -> Tensor:
-    """The sum of all words, each times an odd number of its own, modulo 2⁶⁴: no single change leaves it as it is."""
-    values = tensor.detach().reshape(-1)
-    words = values.view(torch.int32 if values.element_size() % 4 == 0 else torch.uint8)
-    total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for part in philox.chunks(len(words), words.device):
-        total += (words[part].long() * (2 * philox.indices(part, words.device) + 1)).sum()
-    return total
-
-
-_GRACE_SECONDS = 3.0  # seconds a rank has to say what happened to it; torchrun gives the others 30
-
-
-class ReportedByOtherRank(IterandError):
-    """Another rank says what went wrong; this one only has to end."""
-
-
-def error_to_raise(store: Store, number: int, count: int, error: Exception) -> Exception:
-    """What this rank should raise in place of an error, so that it is said once.
-
-    The store is torchrun's, so that it is there whoever is gone.
-    """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others once one has ended: we are ending
-    try:
-        if _is_lost_contact(error):
-            return _name_the_lost(store, number, count, error)
-        said = f"said/{hashlib.sha256(str(error).encode()).hexdigest()}"
-        store.set(f"ended/{number}", "with an error of its own")
-        if number == 0:
-            store.set(said, "")
-        elif _wait_for(store, [said]):  # the same error as on the first rank
-            return ReportedByOtherRank()
-    except dist.DistError:
-        return IterandError(f"rank {number} lost contact with torchrun, which was killed; start the same command again")
-    if number == 0 or not isinstance(error, IterandError | ValueError | OSError):
-        return error
-    return IterandError(f"rank {number}: {error}")
-
-
-def _is_lost_contact(error: Exception) -> bool:
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
-
-
-def _name_the_lost(store: Store, number: int, count: int, error: Exception) -> Exception:
-    """The ranks that neither reported an error nor noticed one are those that are gone."""
-    store.set(f"ended/{number}", "")
-    _wait_for(store, [f"ended/{rank}" for rank in range(count)])
-    ended = [rank for rank in range(count) if store.check([f"ended/{rank}"])]
-    if any(store.get(f"ended/{rank}") for rank in ended) or number != min(ended):
-        return ReportedByOtherRank()
-    gone = [rank for rank in range(count) if rank not in ended]
-    what = f"the ranks lost contact with each other ({str(error).splitlines()[0]})"
-    if gone:
-        names = f"rank {gone[0]}" if len(gone) == 1 else f"ranks {', '.join(map(str, gone))}"
-        what = f"{names} ended without a word: killed, out of memory, or cut off"
-    return IterandError(
-        f"{what}; start the same command again, or give torchrun --max-restarts: it goes on from the last checkpoint"
-    )
-
-
-def _wait_for(store: Store, keys: list[str]) -> bool:
-    deadline = time.monotonic() + _GRACE_SECONDS
-    while not (found := all(store.check([key]) for key in keys)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return found
-
-
 TIMEOUT = timedelta(minutes=10)
-"""How long a rank waits for another that hangs; one that ended is noticed at once."""
+"""How long a rank waits for another that hangs; that a rank has ended is noticed at once."""
+_GRACE_SECONDS = 3.0  # that a rank has to report its error; torchrun gives the others 30
 
 Value = TypeVar("Value")
 
@@ -203,13 +49,13 @@ class Ranks:
     number: int = 0
     count: int = 1
     local: int = 0
-    """The number on this machine."""
+    """The rank among those of this machine."""
     _whole: int = field(default=0, repr=False)
     _vote: tuple[Tensor, dist.Work] | None = field(default=None, repr=False)
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes and talks."""
+        """Whether this is the rank that writes files and prints."""
         return self.number == 0
 
     def device(self, chosen: torch.device) -> torch.device:
@@ -226,14 +72,14 @@ class Ranks:
         return own
 
     def parallel(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """What to call instead of the model in training: it computes the same, and averages gradients over the ranks.
+        """The model for training steps: the same outputs, with gradients averaged over the ranks.
 
-        The model's batch norms are changed in place to use the statistics of the whole batch.
+        Batch norms of the model are changed in place to use the statistics of the whole batch.
         """
         if self.count == 1:
             return model
         share_batch_norms_(model, device)
-        # Buffers are the same on all ranks as it is, and there is one number a weight among them.
+        # Buffers are equal on all ranks anyway, and have one number per weight.
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # the older name
         options: dict[str, Any] = {buffers: False, "init_sync": False, "gradient_as_bucket_view": True}
@@ -253,18 +99,18 @@ class Ranks:
                 f"an epoch has a batch of {smallest} examples, which {self.count} ranks cannot share; start fewer "
                 "ranks, raise training.batch_size, or set data.drop_last=true if it is the last one"
             )
-        # A part has as many examples in every full batch and no more in a smaller last one: one size cuts them all.
+        # A part has the same size in every full batch and is not larger in the last one, so one size splits them all.
         parts = [batch[self._part(len(batch))] for batch in whole]
         mine = split.batches(torch.cat(parts), len(parts[0]), random)
         for batch, self._whole in zip(mine, map(len, whole)):
             yield batch
 
     def whole(self, part: int) -> int:
-        """How many examples the batch under way has, of which ``part`` are this rank's."""
+        """The number of examples in the current batch, of which ``part`` are this rank's."""
         return part if self.count == 1 else self._whole
 
     def weighted(self, loss: Tensor, part: int) -> Tensor:
-        """A mean loss over this rank's part, such that the mean over ranks is that over all examples of the batch."""
+        """The mean loss over this rank's part, scaled so that the mean over ranks is the mean over the whole batch."""
         even, whole = part * self.count, self.whole(part)
         return loss if even == whole else loss * (even / whole)
 
@@ -279,19 +125,19 @@ class Ranks:
         return torch.arange(count)[self._part(count)]
 
     def _part(self, count: int) -> slice:
-        """The contiguous part of ``count`` things that is this rank's; parts differ by one at most."""
+        """This rank's contiguous part of ``count`` items; the sizes of parts differ by at most one."""
         each, more = divmod(count, self.count)
         start = self.number * each + min(self.number, more)
         return slice(start, start + each + (self.number < more))
 
     def seed(self, seed: int, iteration: int) -> None:
-        """Begin an iteration: layers that draw by themselves draw other numbers on each rank, the same in any try."""
+        """Seed torch's generator for an iteration: different on each rank, the same after a resume."""
         if self.count > 1:
             low, high = philox.key(seed, f"rank {self.number} iteration {iteration}")
             torch.manual_seed(high << 32 | low)
 
     def any(self, asked: bool) -> bool:
-        """Whether any rank asked a step ago, so that all act in the same step and none waits for the answer."""
+        """Whether any rank asked in the previous step; so all ranks act in the same step, and none waits."""
         if self.count == 1:
             return asked
         before = self._vote
@@ -303,7 +149,7 @@ class Ranks:
         return bool(before[0])
 
     def from_first(self, value: Value) -> Value:
-        """What the first rank has."""
+        """The value of the first rank."""
         if self.count == 1:
             return value
         held = [value]
@@ -311,7 +157,7 @@ class Ranks:
         return held[0]
 
     def checkpoint_from_first(self, saved: Checkpoint | None) -> Checkpoint | None:
-        """The first rank's checkpoint, tensor by tensor: the others may not see its folder."""
+        """The checkpoint of the first rank, sent tensor by tensor: other machines may not have its folder."""
         if self.count == 1:
             return saved
         described = None
@@ -329,14 +175,14 @@ class Ranks:
         return Checkpoint(tensors, state)
 
     def compare(self, model: nn.Module, when: str) -> None:
-        """Stop on all ranks if what a model holds is not the same on all of them."""
+        """Raise on all ranks if the tensors of the model differ between them."""
         if self.count == 1:
             return
         names, mine = digests(model)
         all_ranks = [torch.empty_like(mine) for _ in range(self.count)]
         dist.all_gather(all_ranks, mine)
-        for place, name in enumerate(names):
-            others = [str(rank) for rank in range(self.count) if all_ranks[rank][place] != all_ranks[0][place]]
+        for index, name in enumerate(names):
+            others = [str(rank) for rank in range(self.count) if all_ranks[rank][index] != all_ranks[0][index]]
             if others:
                 raise IterandError(
                     f"{when} {name} differ between rank 0 and rank {', '.join(others)}; a device computes wrongly or "
@@ -349,13 +195,13 @@ ALONE = Ranks()
 
 @contextmanager
 def joined() -> Iterator[Ranks]:
-    """Join the other ranks, if torchrun started several; what goes wrong is raised as an error on one of them only."""
+    """Join the other ranks, if torchrun started several; an error is raised with its message on one of them only."""
     count = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     if count == 1:
         yield ALONE
         return
     shared, number, _ = next(iter(rendezvous("env://", timeout=TIMEOUT)))
-    # torchrun may keep its store when it starts the ranks again; what the last try left in it must not be found.
+    # torchrun may keep its store when it restarts the ranks: the prefix hides the keys of the previous attempt.
     store = PrefixStore(f"iterand/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=TIMEOUT)
@@ -367,3 +213,163 @@ def joined() -> Iterator[Ranks]:
     except Exception as error:
         raise error_to_raise(store, number, count, error) from None
     dist.destroy_process_group()
+
+
+# Batch norm over all ranks
+
+_ORDINARY = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def share_batch_norms_(model: nn.Module, device: torch.device) -> None:
+    """Make the batch norms of a model use the statistics of the whole batch, in place."""
+    # The class is changed instead of the module, so that references to the module stay valid.
+    shared = nn.SyncBatchNorm if device.type == "cuda" else _CpuSyncBatchNorm
+    for module in model.modules():
+        kind = type(module)
+        if kind in _ORDINARY:
+            module.__class__ = shared
+        elif parametrize.is_parametrized(module) and kind.__bases__[0] in _ORDINARY:
+            # Its bias is masked: torch's parametrize has given it a class of its own.
+            own = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+            module.__class__ = type(kind.__name__, (shared,), own)
+        else:
+            continue
+        if device.type == "cuda":
+            module.process_group = None  # type: ignore[assignment] # all ranks
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over all ranks; the loss of every rank depends on it, so its gradient is summed over all ranks too."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        total = local.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+
+class _CpuSyncBatchNorm(_BatchNorm):
+    """torch's SyncBatchNorm, which runs on GPUs only, in plain operations for a CPU."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(inputs)
+        values = inputs.float()
+        axes = [axis for axis in range(values.dim()) if axis != 1]
+        shape = [1, -1] + [1] * (values.dim() - 2)
+        local = torch.cat([values.sum(axes), values.new_tensor([values.numel() / values.shape[1]])])
+        *_, count = total = _sum(local)
+        mean = total[:-1] / count
+        centred = values - mean.view(shape)
+        variance = _sum(centred.square().sum(axes)) / count
+        self._track(mean.detach(), variance.detach() * (count / (count - 1)).detach())
+        outputs: Tensor = centred * (variance + self.eps).rsqrt().view(shape)
+        if self.weight is not None:
+            outputs = outputs * self.weight.view(shape) + self.bias.view(shape)
+        return outputs.to(inputs.dtype)
+
+    def _check_input_dim(self, inputs: Tensor) -> None:
+        """Accept any number of dimensions: it replaces three classes."""
+
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        factor = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, factor)
+        self.running_var.lerp_(variance, factor)
+
+
+def _sum(local: Tensor) -> Tensor:
+    total: Tensor = _Sum.apply(local)  # type: ignore[no-untyped-call]
+    return total
+
+
+# Digests, to compare the models of the ranks
+
+
+def digests(model: nn.Module) -> tuple[list[str], Tensor]:
+    """A description and the digest of each tensor of a model, the digests as int64 on the CPU."""
+    held: dict[str, Tensor] = {}
+    for name, layer in masked_layers(model).items():
+        parts = {"scores": layer.score, "weights": layer.weight, "draws": layer.draw}
+        held |= {f"the {kind} of {name!r}": tensor for kind, tensor in parts.items()}
+    known = {tensor.data_ptr() for tensor in held.values()}
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in known:
+            held[f"the values of {name!r}"] = tensor
+    return list(held), torch.stack([digest(tensor).cpu() for tensor in held.values()])
+
+
+def digest(tensor: Tensor) -> Tensor:
+    """The sum of all words, each times a different odd number, modulo 2⁶⁴: any single change changes it."""
+    values = tensor.detach().reshape(-1)
+    words = values.view(torch.int32 if values.element_size() % 4 == 0 else torch.uint8)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for part in philox.chunks(len(words), words.device):
+        total += (words[part].long() * (2 * philox.indices(part, words.device) + 1)).sum()
+    return total
+
+
+# Errors, reported by one rank
+
+
+class ReportedByOtherRank(IterandError):
+    """Another rank reports the error; this one only has to end."""
+
+
+def error_to_raise(store: Store, number: int, count: int, error: Exception) -> Exception:
+    """What this rank should raise in place of an error, so that it is reported once.
+
+    The store belongs to torchrun, so it outlives any rank.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends all ranks once one has ended; this one is ending
+    try:
+        if _is_lost_contact(error):
+            return _name_the_lost(store, number, count, error)
+        reported = f"reported/{hashlib.sha256(str(error).encode()).hexdigest()}"
+        store.set(f"ended/{number}", "with an error of its own")
+        if number == 0:
+            store.set(reported, "")
+        elif _wait_for(store, [reported]):  # the same error as on the first rank
+            return ReportedByOtherRank()
+    except dist.DistError:
+        return IterandError(f"rank {number} lost contact with torchrun, which was killed; start the same command again")
+    if number == 0 or not isinstance(error, IterandError | ValueError | OSError):
+        return error
+    return IterandError(f"rank {number}: {error}")
+
+
+def _is_lost_contact(error: Exception) -> bool:
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
+def _name_the_lost(store: Store, number: int, count: int, error: Exception) -> Exception:
+    """The ranks that neither reported an error nor noticed one are lost."""
+    store.set(f"ended/{number}", "")
+    _wait_for(store, [f"ended/{rank}" for rank in range(count)])
+    ended = [rank for rank in range(count) if store.check([f"ended/{rank}"])]
+    if any(store.get(f"ended/{rank}") for rank in ended) or number != min(ended):
+        return ReportedByOtherRank()
+    lost = [rank for rank in range(count) if rank not in ended]
+    what = f"the ranks lost contact with each other ({str(error).splitlines()[0]})"
+    if lost:
+        names = f"rank {lost[0]}" if len(lost) == 1 else f"ranks {', '.join(map(str, lost))}"
+        what = f"{names} ended without a word: killed, out of memory, or cut off"
+    return IterandError(
+        f"{what}; start the same command again, or give torchrun --max-restarts: it resumes from the last checkpoint"
+    )
+
+
+def _wait_for(store: Store, keys: list[str]) -> bool:
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while not (found := all(store.check([key]) for key in keys)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found

@@ -1,4 +1,7 @@
-"""The process of a run: device, threads, signals, and what the record says about them."""
+"""The process of a run: stop signals, device, threads, and their description in the record.
+
+The command line imports this module for help and usage errors too, so torch is imported when it is needed.
+"""
 
 import os
 import platform
@@ -11,20 +14,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any
 
 from iterand.version import VERSION
 
+if TYPE_CHECKING:
+    import torch
+
 
 class Interrupted(Exception):
-    """The run was asked to stop and has saved itself."""
+    """The run was asked to stop, and has saved a checkpoint."""
 
 
 class StopRequest:
-    """Whether a stop was asked for."""
+    """Whether a run should stop."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -32,7 +35,7 @@ class StopRequest:
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Turn the first Ctrl-C or SIGTERM into a request; a second one ends the process as usual."""
+    """Turn the first Ctrl-C or SIGTERM into a stop request; a second one ends the process as usual."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request
@@ -52,8 +55,10 @@ def stop_request() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of this name; ``auto`` is a GPU where there is one."""
+def choose_device(name: str) -> "torch.device":
+    """The device of this name; ``auto`` is a GPU if there is one."""
+    import torch
+
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, _, number = name.partition(":")
@@ -68,14 +73,17 @@ def choose_device(name: str) -> torch.device:
 
 @contextmanager
 def compute_settings(threads: int) -> Iterator[None]:
-    """Compute with this many threads for a while, 0 for as many as there are; what float32 barely holds is zero.
+    """Set the number of threads of torch (0: leave it) and flush denormals to zero; both are reset at the end.
 
-    Gradients that fade on their way through a long text end in numbers with which a CPU takes many times as long. Which
-    numbers count is a matter of each thread: this one's, and of those that torch starts from now on.
+    Gradients that vanish over a long text become denormals, with which a CPU is many times slower. Flushing is set per
+    thread: for this one, and for those that torch starts from now on.
     """
+    import numpy as np
+    import torch
+
     before, was_flushing = torch.get_num_threads(), _flushes_denormals()
     for kind in (np.float32, np.float64):
-        np.finfo(kind)  # NumPy keeps what it finds; later it would find that there are no denormals, and warn
+        np.finfo(kind)  # cached by NumPy, which would warn if it found denormals flushed
     torch.set_flush_denormal(True)
     if threads not in (0, before):
         torch.set_num_threads(threads)
@@ -88,11 +96,15 @@ def compute_settings(threads: int) -> Iterator[None]:
 
 
 def _flushes_denormals() -> bool:
+    import torch
+
     return float(torch.tensor(1e-38) * torch.tensor(0.01)) == 0.0
 
 
-def describe(device: torch.device, world_size: int = 1) -> dict[str, Any]:
-    """What a reader of the results needs to know of the machine, and over how many ranks a run was spread."""
+def describe(device: "torch.device", world_size: int = 1) -> dict[str, Any]:
+    """Versions, commit, hardware, device and command, as they appear in records."""
+    import torch
+
     hardware: dict[str, Any] = {"cpu": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     if device.type == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name(device)
@@ -118,7 +130,7 @@ def _processor() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the source tree the package runs from; a copy without its repository says it in a variable."""
+    """The commit of the source tree the package runs from; a copy without its repository gets it from a variable."""
     if os.environ.get("ITERAND_COMMIT"):
         return os.environ["ITERAND_COMMIT"]
     here = Path(__file__).resolve()

@@ -1,4 +1,4 @@
-"""A run folder: recipe, metrics, checkpoint, ticket and record."""
+"""A run folder: recipe, metrics, checkpoint, ticket and record; how they are written, read and checked."""
 
 import hashlib
 import json
@@ -23,173 +23,6 @@ from iterand.files import atomic_write, locked, remove_unfinished
 from iterand.lab.training import recipe_file
 from iterand.lab.training.recipe import Recipe
 
-RECORD_FORMAT = "iterand record 1"
-_RECORD_FAMILY = RECORD_FORMAT.rpartition(" ")[0]
-"""How the formats of all versions begin."""
-
-PER_EPOCH = {"epoch": 1e9, "train_accuracy": 100.0, "validation_accuracy": 100.0}
-"""What is read of each epoch, and the largest it can be."""
-
-_RESULT = {"test_accuracy": 100.0}
-_OPTIONAL = {
-    "validation_accuracy": 100.0,
-    "weights": 1e18,
-    "kept": 1e18,
-    "float32_bytes": 1e18,
-    "ticket_bytes": 1e18,
-    "tested_epoch": 1e9,
-}
-_SECONDS = 1e12
-_DEEPEST = 20  # tables within tables
-_LONGEST = 1 << 26  # bytes of a file
-
-
-def read_record(path: Path) -> Any:
-    """The JSON value in a file; an IterandError says why it cannot be read."""
-    try:
-        if not path.is_file():
-            raise IterandError("it is no file")
-        if path.stat().st_size > _LONGEST:
-            raise IterandError(f"it has more than {_LONGEST:,} bytes")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise IterandError(f"it cannot be read: {error}") from None
-
-
-def check_record(value: Any) -> dict[str, Any]:
-    """The value itself, if it is a record in the format of this version, with everything that is read of one."""
-    kind = value.get("format") if isinstance(value, dict) else None
-    if kind != RECORD_FORMAT:
-        raise IterandError(f"its format is {shown(kind)}; this version reads {RECORD_FORMAT!r}")
-    record: dict[str, Any] = value
-    _check_plain(record)
-    for key, wanted in (("recipe", dict), ("result", dict), ("metrics", list), ("environment", dict)):
-        if not isinstance(record.get(key), wanted):
-            raise IterandError(f"it has no {key}")
-    if not record["metrics"] or not all(isinstance(epoch, dict) for epoch in record["metrics"]):
-        raise IterandError("its metrics are not one table an epoch")
-    for epoch in record["metrics"]:
-        _check_numbers("metrics.", epoch, PER_EPOCH)
-    result = record["result"]
-    _check_numbers("result.", result, _RESULT | {key: most for key, most in _OPTIONAL.items() if key in result})
-    _check_numbers("", record, {"seconds": _SECONDS})
-    if record.get("randomization_milliseconds") is not None:
-        _check_numbers("", record, {"randomization_milliseconds": 1000 * _SECONDS})
-    recipe_file.from_dict(record["recipe"])
-    return record
-
-
-def check_complete(value: Any) -> dict[str, Any]:
-    """The same of a record whose run is shown again, of which more is read."""
-    record = check_record(value)
-    needed = ("validation_accuracy", "weights", "kept", "float32_bytes")
-    _check_numbers("result.", record["result"], {key: _OPTIONAL[key] for key in needed})
-    loss = record["result"].get("test_loss")
-    if isinstance(loss, bool) or not isinstance(loss, (int, float)):
-        raise IterandError(f"its result.test_loss is {shown(loss)}; it must be a number")
-    return record
-
-
-def _check_numbers(prefix: str, table: Mapping[str, Any], largest: Mapping[str, float]) -> None:
-    for key, most in largest.items():
-        number = table.get(key)
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= most:
-            raise IterandError(f"its {prefix}{key} is {shown(number)}; it must be a number from 0 to {most:g}")
-
-
-def _check_plain(record: dict[str, Any]) -> None:
-    """Refuse what could be read, but not shown: tables too deep, and characters that are none."""
-    left: list[tuple[Any, int]] = [(record, 0)]
-    while left:
-        value, depth = left.pop()
-        if depth > _DEEPEST:
-            raise IterandError(f"its tables are nested more than {_DEEPEST} deep")
-        if isinstance(value, dict):
-            left += [(entry, depth + 1) for pair in value.items() for entry in pair]
-        elif isinstance(value, list):
-            left += [(entry, depth + 1) for entry in value]
-        elif isinstance(value, str) and not is_text(value):
-            raise IterandError(f"it holds {shown(value)}, which UTF-8 cannot hold")
-
-
-CHECKPOINT = "checkpoint.safetensors"
-_PREVIOUS = "checkpoint.previous.safetensors"
-_NEW = f"{CHECKPOINT}.new"
-"""Until it gets its name."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Tensors, and a state that JSON can hold."""
-
-    tensors: dict[str, Tensor]
-    state: dict[str, Any]
-
-
-def snapshot(checkpoint: Checkpoint) -> Checkpoint:
-    """A copy in the host's memory that later steps do not change."""
-    # Tied tensors share memory, which the format does not hold: each gets its own.
-    tensors = {
-        name: (tensor.cpu() if tensor.is_cuda else tensor.detach().clone()).contiguous()
-        for name, tensor in checkpoint.tensors.items()
-    }
-    return Checkpoint(tensors, json.loads(json.dumps(checkpoint.state)))
-
-
-def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a snapshot; until it is whole on the disk, the ones before stay as they are."""
-    tensors, state = checkpoint.tensors, json.dumps(checkpoint.state)
-    # The library that makes the bytes ends the process where it gets no memory for them.
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    memory.require(size, "writing the checkpoint", "make the network smaller, or free some")
-    data = save(tensors, metadata={"state": state, "sha256": _digest(tensors, state)})
-    current, previous = folder / CHECKPOINT, folder / _PREVIOUS
-    beside = folder / _NEW
-    try:
-        atomic_write(beside, data)
-        if current.exists():
-            current.replace(previous)
-        beside.replace(current)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"cannot write the checkpoint to {folder}: {error.strerror}; "
-            "the one before is intact: make room and start the same command again"
-        ) from error
-
-
-def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; none if there is none at all."""
-    found = [path for path in (folder / CHECKPOINT, folder / _PREVIOUS) if path.exists()]
-    for path in found:
-        memory.require(path.stat().st_size, f"reading {path}", "free some, or start anew with --fresh")
-        try:
-            return _read_checkpoint(path)
-        except (CheckpointError, SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            warnings.warn(f"{path} is damaged ({error}); trying the checkpoint before it", stacklevel=2)
-    if found:
-        raise CheckpointError(f"no checkpoint in {folder} can be read; start anew with --fresh")
-    return None
-
-
-def _read_checkpoint(path: Path) -> Checkpoint:
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    if _digest(tensors, metadata["state"]) != metadata["sha256"]:
-        raise CheckpointError("its checksum is wrong")
-    return Checkpoint(tensors, json.loads(metadata["state"]))
-
-
-def _digest(tensors: dict[str, Tensor], state: str) -> str:
-    digest = hashlib.sha256(state.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -199,13 +32,16 @@ ENVIRONMENT = "environment.json"
 RECORD = "record.json"
 TICKET = "model.ticket"
 TENSORBOARD = "tensorboard"
+CHECKPOINT = "checkpoint.safetensors"
+_PREVIOUS = "checkpoint.previous.safetensors"
+_NEW = f"{CHECKPOINT}.new"  # while it is written
 _LOCK = ".lock"
-_WRITER = ThreadPoolExecutor(1, thread_name_prefix="iterand-checkpoint")
 _OWN = (RECIPE, METRICS, ENVIRONMENT, RECORD, TICKET, CHECKPOINT, _PREVIOUS, _NEW)
+_WRITER = ThreadPoolExecutor(1, thread_name_prefix="iterand-checkpoint")
 
 
 def default_path(recipe: Recipe, base: Path = Path("runs")) -> Path:
-    """Where a run belongs: its name comes from its settings, so no run is done twice."""
+    """The folder of a run, named by its settings, so that no run is done twice."""
     name = recipe.name
     if not name.strip() or not name.isprintable() or name[0] in "-." or "/" in name or "\\" in name:
         raise ValueError(f"name is {name!r}, by which no folder can be called; choose another, or give --out")
@@ -224,9 +60,9 @@ class RunFolder:
 
     @contextmanager
     def opened(self, recipe: Recipe, *, fresh: bool = False) -> Iterator[None]:
-        """Make the folder this run's own while it goes on; another recipe in it is refused with the difference.
+        """Lock the folder for this run; a run of another recipe in it is refused with the difference.
 
-        ``fresh`` replaces what is in it, though not before the run starts: until then it may still be refused. The
+        ``fresh`` replaces its contents, but not before the run starts: until then the run may still be refused. The
         folder of a complete run is only read, so it may be read-only.
         """
         if fresh or not (self.path / RECORD).exists():
@@ -249,7 +85,7 @@ class RunFolder:
                     self._finish_saving()
         except OSError as error:
             if error.filename is not None and self.path not in (Path(error.filename), *Path(error.filename).parents):
-                raise  # of something else that the run has to do with
+                raise  # an error of another file, such as one of the data
             raise IterandError(f"cannot write to the run folder {self.path}: {error.strerror or error}") from error
         finally:
             if self._writer is not None:
@@ -257,7 +93,7 @@ class RunFolder:
                 self._writer = None
 
     def start(self, recipe: Recipe, environment: dict[str, Any]) -> None:
-        """Write what the run is and where it happens."""
+        """Write the recipe of the run and the description of its environment."""
         if self._fresh:
             self._clear()
             self._fresh = False
@@ -265,7 +101,7 @@ class RunFolder:
         atomic_write(self.path / ENVIRONMENT, _json(environment))
 
     def start_log(self, metrics: Iterable[dict[str, Any]]) -> None:
-        """Begin the log with these epochs: what was logged after the checkpoint is done again."""
+        """Start the log with these epochs; those logged after the checkpoint are repeated, so they are removed."""
         from torch.utils.tensorboard import SummaryWriter
 
         metrics = list(metrics)
@@ -282,21 +118,21 @@ class RunFolder:
                     self._writer.add_scalar(name, value, metrics["epoch"])
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Write the record of the whole run, one file that can be kept by itself; with it the run is complete."""
+        """Write the record of the whole run into one file; with it the run is complete."""
         self._finish_saving()
         atomic_write(self.path / RECORD, _json(record))
 
-    def save(self, state: Checkpoint) -> None:
-        """Write a checkpoint, in the background; it is on the disk before the next one is, or the folder is closed."""
+    def save(self, checkpoint: "Checkpoint") -> None:
+        """Write a checkpoint in the background; the next one, and closing the folder, wait until it is on disk."""
         self._finish_saving()
-        self._saving = _WRITER.submit(write_checkpoint, self.path, snapshot(state))
+        self._saving = _WRITER.submit(write_checkpoint, self.path, snapshot(checkpoint))
 
     def _finish_saving(self) -> None:
         saving, self._saving = self._saving, None
         if saving is not None:
             saving.result()
 
-    def saved(self) -> Checkpoint | None:
+    def last_checkpoint(self) -> "Checkpoint | None":
         """The last checkpoint, if there is one."""
         return None if self._fresh else read_checkpoint(self.path)
 
@@ -305,13 +141,13 @@ class RunFolder:
         return self._record
 
     def recipe(self) -> Recipe:
-        """What the run is."""
+        """The recipe of the run."""
         if not (self.path / RECIPE).exists():
             raise RecipeError(f"{self.path} is not a run folder: it holds no {RECIPE}")
         return recipe_file.read(self.path / RECIPE)
 
     def _find_record(self, recipe: Recipe) -> bool:
-        """Read the record, if there is one."""
+        """Read the record, if there is one, and check that it is of this recipe."""
         path = self.path / RECORD
         if not path.exists():
             return False
@@ -347,39 +183,39 @@ class RunFolder:
 
 
 class FollowerFolder(RunFolder):
-    """The folder as every rank but the first has it: nothing is written, nothing is known."""
+    """A run folder that neither writes nor reads, for all ranks but the first."""
 
     @contextmanager
     def opened(self, recipe: Recipe, *, fresh: bool = False) -> Iterator[None]:
-        """Nothing."""
+        """Do nothing."""
         yield
 
     def start(self, recipe: Recipe, environment: dict[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def start_log(self, metrics: Iterable[dict[str, Any]]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def log(self, metrics: dict[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def finish(self, record: dict[str, Any]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
-    def save(self, state: Checkpoint) -> None:
-        """Nothing."""
+    def save(self, checkpoint: "Checkpoint") -> None:
+        """Do nothing."""
 
-    def saved(self) -> Checkpoint | None:
-        """None."""
+    def last_checkpoint(self) -> "Checkpoint | None":
+        """No checkpoint: it comes from the first rank."""
         return None
 
     def record(self) -> dict[str, Any] | None:
-        """None."""
+        """No record: it comes from the first rank."""
         return None
 
 
 def require_writers() -> None:
-    """Say before a run, not after its data is loaded, if what it writes cannot be written."""
+    """Raise before a run, not after its data are loaded, if a package for writing its files is missing."""
     with extra("lab", "training by a recipe"):
         import tensorboard  # noqa: F401
         import tomli_w  # noqa: F401
@@ -390,6 +226,172 @@ def _json(value: dict[str, Any]) -> bytes:
 
 
 def _locked(folder: Path) -> AbstractContextManager[None]:
-    """Keep a second process out of the folder."""
+    """Lock the folder against a second process."""
     taken = IterandError(f"another process is training in {folder}; wait for it, or choose another --out")
     return locked(folder / _LOCK, taken)
+
+
+# Checkpoints
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors, and a state that can be written as JSON."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def snapshot(checkpoint: Checkpoint) -> Checkpoint:
+    """A copy in main memory that later steps do not change."""
+    # safetensors refuses tensors that share memory, as tied ones do: each gets its own.
+    tensors = {
+        name: (tensor.cpu() if tensor.is_cuda else tensor.detach().clone()).contiguous()
+        for name, tensor in checkpoint.tensors.items()
+    }
+    return Checkpoint(tensors, json.loads(json.dumps(checkpoint.state)))
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a snapshot; until it is complete on disk, the previous checkpoints are not touched."""
+    tensors, state = checkpoint.tensors, json.dumps(checkpoint.state)
+    # Out of memory, safetensors would abort the process.
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    memory.require(size, "writing the checkpoint", "make the network smaller, or free some")
+    data = save(tensors, metadata={"state": state, "sha256": _digest(tensors, state)})
+    current, previous = folder / CHECKPOINT, folder / _PREVIOUS
+    beside = folder / _NEW
+    try:
+        atomic_write(beside, data)
+        if current.exists():
+            current.replace(previous)
+        beside.replace(current)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise CheckpointError(
+            f"cannot write the checkpoint to {folder}: {error.strerror}; "
+            "the one before is intact: make room and start the same command again"
+        ) from error
+
+
+def read_checkpoint(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is not damaged; None if the folder has no checkpoint."""
+    found = [path for path in (folder / CHECKPOINT, folder / _PREVIOUS) if path.exists()]
+    for path in found:
+        memory.require(path.stat().st_size, f"reading {path}", "free some, or start anew with --fresh")
+        try:
+            return _read_checkpoint(path)
+        except (CheckpointError, SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            warnings.warn(f"{path} is damaged ({error}); trying the checkpoint before it", stacklevel=2)
+    if found:
+        raise CheckpointError(f"no checkpoint in {folder} can be read; start anew with --fresh")
+    return None
+
+
+def _read_checkpoint(path: Path) -> Checkpoint:
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    if _digest(tensors, metadata["state"]) != metadata["sha256"]:
+        raise CheckpointError("its checksum is wrong")
+    return Checkpoint(tensors, json.loads(metadata["state"]))
+
+
+def _digest(tensors: dict[str, Tensor], state: str) -> str:
+    digest = hashlib.sha256(state.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+# Records
+
+RECORD_FORMAT = "iterand record 1"
+_RECORD_FAMILY = RECORD_FORMAT.rpartition(" ")[0]
+"""The common prefix of the formats of all versions."""
+
+PER_EPOCH = {"epoch": 1e9, "train_accuracy": 100.0, "validation_accuracy": 100.0}
+"""Numbers of each epoch that are read, and the largest value of each."""
+
+_RESULT = {"test_accuracy": 100.0}
+_OPTIONAL = {
+    "validation_accuracy": 100.0,
+    "weights": 1e18,
+    "kept": 1e18,
+    "float32_bytes": 1e18,
+    "ticket_bytes": 1e18,
+    "tested_epoch": 1e9,
+}
+_SECONDS = 1e12
+_DEEPEST = 20  # nested tables
+_LONGEST = 1 << 26  # bytes of a file
+
+
+def read_record(path: Path) -> Any:
+    """The JSON value in a file; IterandError if it cannot be read."""
+    try:
+        if not path.is_file():
+            raise IterandError("it is no file")
+        if path.stat().st_size > _LONGEST:
+            raise IterandError(f"it has more than {_LONGEST:,} bytes")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise IterandError(f"it cannot be read: {error}") from None
+
+
+def check_record(value: Any) -> dict[str, Any]:
+    """The value itself, if it is a record in the format of this version; IterandError otherwise."""
+    kind = value.get("format") if isinstance(value, dict) else None
+    if kind != RECORD_FORMAT:
+        raise IterandError(f"its format is {shown(kind)}; this version reads {RECORD_FORMAT!r}")
+    record: dict[str, Any] = value
+    _check_plain(record)
+    for key, wanted in (("recipe", dict), ("result", dict), ("metrics", list), ("environment", dict)):
+        if not isinstance(record.get(key), wanted):
+            raise IterandError(f"it has no {key}")
+    if not record["metrics"] or not all(isinstance(epoch, dict) for epoch in record["metrics"]):
+        raise IterandError("its metrics are not one table an epoch")
+    for epoch in record["metrics"]:
+        _check_numbers("metrics.", epoch, PER_EPOCH)
+    result = record["result"]
+    _check_numbers("result.", result, _RESULT | {key: most for key, most in _OPTIONAL.items() if key in result})
+    _check_numbers("", record, {"seconds": _SECONDS})
+    if record.get("randomization_milliseconds") is not None:
+        _check_numbers("", record, {"randomization_milliseconds": 1000 * _SECONDS})
+    recipe_file.from_dict(record["recipe"])
+    return record
+
+
+def check_complete(value: Any) -> dict[str, Any]:
+    """The same for the record of a run folder, of which more entries are read."""
+    record = check_record(value)
+    needed = ("validation_accuracy", "weights", "kept", "float32_bytes")
+    _check_numbers("result.", record["result"], {key: _OPTIONAL[key] for key in needed})
+    loss = record["result"].get("test_loss")
+    if isinstance(loss, bool) or not isinstance(loss, (int, float)):
+        raise IterandError(f"its result.test_loss is {shown(loss)}; it must be a number")
+    return record
+
+
+def _check_numbers(prefix: str, table: Mapping[str, Any], largest: Mapping[str, float]) -> None:
+    for key, most in largest.items():
+        number = table.get(key)
+        if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number <= most:
+            raise IterandError(f"its {prefix}{key} is {shown(number)}; it must be a number from 0 to {most:g}")
+
+
+def _check_plain(record: dict[str, Any]) -> None:
+    """Refuse what cannot be displayed: tables nested too deeply, and text that is not valid UTF-8."""
+    left: list[tuple[Any, int]] = [(record, 0)]
+    while left:
+        value, depth = left.pop()
+        if depth > _DEEPEST:
+            raise IterandError(f"its tables are nested more than {_DEEPEST} deep")
+        if isinstance(value, dict):
+            left += [(entry, depth + 1) for pair in value.items() for entry in pair]
+        elif isinstance(value, list):
+            left += [(entry, depth + 1) for entry in value]
+        elif isinstance(value, str) and not is_text(value):
+            raise IterandError(f"it holds {shown(value)}, which UTF-8 cannot hold")

@@ -1,4 +1,4 @@
-"""One step of training as a whole: kernels for all layers at once, everything one CUDA graph."""
+"""A training step on a GPU as one CUDA graph, with kernels for all layers at once."""
 
 import json
 import logging
@@ -27,42 +27,42 @@ __all__ = ["CannotFuse", "FusedStep"]
 logger = logging.getLogger("iterand")
 
 Losses = Callable[[dict[str, Tensor], tuple[Tensor, ...], Tensor], tuple[Tensor, Tensor]]
-"""From tensors, inputs and labels to the loss and the number of hits."""
+"""Computes the loss and the number of hits from tensors, inputs and labels."""
 
 
 class Trainable(Protocol):
-    """What a step trains: leaves of the network, made before its forward pass and updated after the backward pass."""
+    """The parameters that a step trains: prepared before the forward pass, updated after the backward pass."""
 
     tensors: dict[str, Tensor]
-    """Everything that the network computes with, by name."""
+    """All tensors of the network, by name."""
     leaves: list[Tensor]
-    """Those of them that take gradients."""
+    """Those that require gradients."""
     state: list[Tensor]
-    """What an update changes."""
+    """The tensors that an update changes."""
 
     def begin(self) -> None:
-        """Come before a step or an evaluation, never in a graph."""
+        """Called before a step or an evaluation, outside of the graph."""
         ...
 
     def prepare(self) -> None:
-        """Make the leaves what they should be."""
+        """Compute the leaves, for instance masked weights."""
         ...
 
     def update(self, gradients: tuple[Tensor, ...]) -> None:
-        """Train by the gradients of the leaves."""
+        """Update by the gradients of the leaves."""
         ...
 
     def end(self) -> None:
-        """Come after a step, never in a graph."""
+        """Called after a step, outside of the graph."""
         ...
 
     def captured(self) -> None:
-        """A graph of all this was just captured."""
+        """Called after a graph of a step was captured."""
         ...
 
 
 class FusedStep:
-    """Replays a captured step; a batch of another size, or what cannot be captured, is done directly."""
+    """Replays a captured step; batches of another size, and steps that cannot be captured, run directly."""
 
     def __init__(self, session: Session, *, compile: bool, graph: bool = True) -> None:
         self._session = session
@@ -84,22 +84,22 @@ class FusedStep:
         self._graph = graph
         self._sums = Sums(session.device)
         self._graphs: dict[str, CapturedGraph | None] = {}
-        # A batch of another size comes once an epoch: not worth compiling the network again.
+        # A batch of another size comes once an epoch: it is not worth compiling the network for.
         self._direct: Losses = self._network.compiled if compile and not graph else self._network.losses
 
     @property
     def way(self) -> str:
-        """How it is executed, as ``iterand bench step`` calls it."""
+        """How it is executed, by the name that ``iterand bench step`` uses."""
         captured = self._graphs.get("train") is not None
         return " ".join(["compiled"] * self._compile + ["graph"] * captured) or "fused"
 
     def train(self, batch: Batch) -> None:
-        """Forward, backward, update; count loss and hits."""
+        """Forward, backward, update; add loss and hits to the sums of the epoch."""
         whole = len(batch.labels) == self._session.recipe.training.batch_size
         self._trainable.begin()
         if whole and self._graph and "train" not in self._graphs:
             self._graphs["train"] = self._capture_training(self._tensors(batch))
-            self._trainable.begin()  # trying it out was no step
+            self._trainable.begin()  # the warm-up steps of a capture are undone
         captured = self._graphs.get("train")
         if captured is not None and captured.fits((*batch.inputs, batch.labels)):
             captured.replay((*batch.inputs, batch.labels))
@@ -108,7 +108,7 @@ class FusedStep:
         self._trainable.end()
 
     def evaluate(self, split: Split) -> dict[str, float]:
-        """Mean loss and accuracy in percent of one part of the data."""
+        """Mean loss and accuracy in percent on a split of the data."""
         self._trainable.begin()
         self._trainable.prepare()
         self._sums.reset()
@@ -127,7 +127,7 @@ class FusedStep:
         return *to_layout(batch.inputs, self._session.recipe), batch.labels
 
     def _capture_training(self, batch: tuple[Tensor, ...]) -> CapturedGraph | None:
-        """The graph of a step in the fastest way that works; ways that do not are said once."""
+        """The graph of a step, compiled if that works; what does not work is logged."""
         session, network = self._session, self._network
         state = [*self._trainable.state, *session.model.buffers(), session.loss_sum, session.correct]
         for losses in (network.compiled, network.losses) if self._compile else (network.losses,):
@@ -135,12 +135,12 @@ class FusedStep:
                 captured = CapturedGraph(partial(self._train, losses=losses), batch, state)
             except CannotCapture as error:
                 self._direct = losses
-                _say("a CUDA graph", error)
+                _warn("a CUDA graph", error)
                 return None
             except Exception as error:  # whatever a compiler may raise
                 if losses == network.losses:
                     raise
-                _say("compiling", error)
+                _warn("compiling", error)
                 self._compile = False
             else:
                 self._trainable.captured()
@@ -151,7 +151,7 @@ class FusedStep:
         try:
             return CapturedGraph(self._evaluate, batch, [self._sums.loss, self._sums.correct])
         except Exception as error:  # no memory for another graph, most likely
-            _say("a CUDA graph for evaluation", error)
+            _warn("a CUDA graph for evaluation", error)
             return None
 
     def _train(self, batch: tuple[Tensor, ...], losses: Losses) -> None:
@@ -169,19 +169,19 @@ class FusedStep:
         self._sums.add(self._network.outputs(self._trainable.tensors, tuple(inputs)), labels)
 
 
-def _say(what: str, error: Exception) -> None:
+def _warn(what: str, error: Exception) -> None:
     reason = (str(error) or type(error).__name__).splitlines()[0]
     logger.warning("without %s, so slower than it could be: %s", what, reason)
 
 
 class _Network:
-    """A network as a function of its tensors; runs that differ only in these share it, and so its compilation."""
+    """A network as a function of its tensors, shared by runs of the same settings, so that it is compiled once."""
 
     _known: ClassVar[dict[str, "_Network"]] = {}
 
     def __init__(self, recipe: Recipe, bare: nn.Module, compile: bool) -> None:
         if recipe.training.precision == "bfloat16" and recipe.training.channels_last:
-            # What torch's compiler is given it fuses in its own way, and of large images faster.
+            # torch's compiler fuses layers itself, and faster for large images.
             if compile:
                 narrow_(bare)
             else:

@@ -1,9 +1,7 @@
-"""Iterative magnitude pruning with rewinding (Frankle & Carbin), the baseline of Appendix C.3 that does train weights.
+"""The methods of a recipe: SGD, edge-popup, IteRand, and iterative magnitude pruning (IMP) with rewinding.
 
-A run is ``rounds`` + 1 trainings of equally many epochs. After each but the last the smallest of the weights that are
-left are pruned, over the whole network, and everything else goes back to where it started. The last one is tested.
-
-The methods: what each does to a network before the loop, and once an iteration within it."""
+``prepare`` gives a method's parameters, steppers and hooks to the one training loop that all of them share.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,24 +16,99 @@ from iterand.lab.networks.lstm import LSTMClassifier
 from iterand.lab.training.recipe import Recipe
 from iterand.selection import cut_together, keeps, kept_count
 
-_SUFFIX = "_pruned"  # of the buffer beside a weight that says what of it is pruned
+
+class Stepper(Protocol):
+    """Something that advances once per iteration, as torch's schedulers do."""
+
+    def step(self) -> None:
+        """Advance by one iteration."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that a checkpoint saves."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a saved state."""
+        ...
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a method gives to the training loop."""
+
+    parameters: list[nn.Parameter]
+    """What the optimizer updates: scores or weights."""
+    steppers: list[Stepper] = field(default_factory=list)
+    """Stepped after each iteration."""
+    begin_epoch: Callable[[int, Optimizer], None] = lambda epoch, optimizer: None
+    """Called before each epoch but the first."""
+    constrain: Callable[[], None] = lambda: None
+    """Called after each update of the parameters."""
+
+
+def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
+    """Prepare a new network, in place, for the method of a recipe and this many iterations."""
+    method = recipe.method
+    if method.trains_weights:
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if method.name == "sgd":
+            return Prepared(parameters)
+        pruning = IterativeMagnitudePruning(model, method.sparsity, method.rounds, recipe.phase_epochs)
+        return Prepared(parameters, begin_epoch=pruning.begin_epoch, constrain=pruning.constrain)
+    prune_(
+        model,
+        method.sparsity,
+        weights=method.weight_distribution,
+        scores=method.score_distribution,
+        seed=recipe.seed,
+        ranking=method.ranking,
+        rank_by=method.rank_by,
+        allocation=method.allocation,
+        floor=method.floor,
+        norms=method.norms,
+    )
+    if isinstance(model, LSTMClassifier):
+        model.set_gates_()  # again: prune_ has set all biases to zero
+    steppers: list[Stepper] = []
+    if method.name == "iterand":
+        steppers.append(
+            IterativeRandomization(
+                model,
+                method.period,
+                method.rate,
+                candidates=method.candidates,
+                redrawn_scores=method.redrawn_scores,
+            )
+        )
+    if method.sparsity_schedule != "constant":
+        steps = max(1, round(method.sparsity_schedule_share * iterations))
+        steppers.append(SparsitySchedule(model, method.sparsity_schedule, steps=steps))
+    return Prepared(scores(model), steppers)
+
+
+# Iterative magnitude pruning
+
+_SUFFIX = "_pruned"  # of the boolean buffer beside a weight that marks what is pruned
 
 
 def round_sparsity(sparsity: float, number: int, rounds: int) -> float:
-    """The share pruned after round ``number``: each round leaves the same share of what the one before left."""
+    """The sparsity after round ``number``: each round keeps the same share of the weights that are left."""
     return sparsity if number == rounds else 1 - (1 - sparsity) ** (number / rounds)
 
 
 def pruned_count(model: nn.Module) -> int:
-    """How many weights of a model are pruned in this way."""
+    """How many weights of a model iterative magnitude pruning has pruned."""
     return sum(int(buffer.sum()) for name, buffer in model.named_buffers() if name.endswith(_SUFFIX))
 
 
 class IterativeMagnitudePruning:
-    """Keeps pruned weights at zero, and prunes and rewinds between the trainings.
+    """Iterative magnitude pruning with rewinding (Frankle & Carbin), the baseline of Appendix C.3 that trains weights.
 
-    It prunes what the other methods mask: the weights of linear, convolution, embedding and recurrent layers. What is
-    pruned is in buffers of the model, so a checkpoint of the model has it.
+    A run is ``rounds`` + 1 trainings of ``phase_epochs`` epochs each. After each but the last, the smallest of the
+    remaining weights of the whole network are pruned, and all others are rewound to their initial values. It prunes the
+    tensors that other methods mask: the weights of linear, convolution, embedding and recurrent layers. What is pruned
+    is kept in buffers of the model, so checkpoints of the model contain it.
     """
 
     def __init__(self, model: nn.Module, sparsity: float, rounds: int, phase_epochs: int) -> None:
@@ -57,95 +130,26 @@ class IterativeMagnitudePruning:
 
     @torch.no_grad()
     def constrain(self) -> None:
-        """Put pruned weights back to zero, whatever the optimizer made of them."""
+        """Set pruned weights to zero again after the optimizer has changed them."""
         for name, weight in self._weights.items():
             weight.masked_fill_(self._pruned[name], 0.0)
 
     def begin_epoch(self, epoch: int, optimizer: Optimizer) -> None:
-        """Before the first epoch of every training but the first: prune, rewind, and forget the momentum."""
+        """Before the first epoch of every training but the first: prune, rewind, and reset the momentum."""
         number, inside = divmod(epoch, self.phase_epochs)
         if inside == 0 and 1 <= number <= self.rounds:
             self._prune(number)
             self.model.load_state_dict(self._initial, strict=False)
             self.constrain()
-            for state in optimizer.state.values():  # in place: whoever holds the buffers still does
+            for state in optimizer.state.values():  # in place: a CUDA graph holds the buffers
                 for value in state.values():
                     value.zero_()
 
     @torch.no_grad()
     def _prune(self, number: int) -> None:
-        # A pruned weight ranks below every other, a weight of zero included.
+        # Pruned weights rank below all others, including weights of zero.
         sizes = [weight.abs().masked_fill(self._pruned[name], -1.0) for name, weight in self._weights.items()]
         kept = kept_count(self._count, round_sparsity(self.sparsity, number, self.rounds))
         cuts = cut_together(sizes, torch.tensor(kept, device=sizes[0].device), [0] * len(sizes), list(self._weights))
         for pruned, size, cut in zip(self._pruned.values(), sizes, cuts):
             pruned.copy_(~keeps(size, cut))
-
-
-class Stepper(Protocol):
-    """What advances once an iteration, as torch's schedulers do."""
-
-    def step(self) -> None:
-        """Advance."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What to keep."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from it."""
-        ...
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A network ready for the loop.
-
-    What the optimizer trains, what steps after it, what is done between epochs, and to the parameters after an update.
-    """
-
-    parameters: list[nn.Parameter]
-    steppers: list[Stepper] = field(default_factory=list)
-    begin_epoch: Callable[[int, Optimizer], None] = lambda epoch, optimizer: None
-    constrain: Callable[[], None] = lambda: None
-
-
-def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
-    """Make a freshly built network ready for the method of a recipe."""
-    method = recipe.method
-    if method.trains_weights:
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if method.name == "sgd":
-            return Prepared(parameters)
-        pruning = IterativeMagnitudePruning(model, method.sparsity, method.rounds, recipe.phase_epochs)
-        return Prepared(parameters, begin_epoch=pruning.begin_epoch, constrain=pruning.constrain)
-    prune_(
-        model,
-        method.sparsity,
-        weights=method.weight_distribution,
-        scores=method.score_distribution,
-        seed=recipe.seed,
-        ranking=method.ranking,
-        rank_by=method.rank_by,
-        allocation=method.allocation,
-        floor=method.floor,
-        norms=method.norms,
-    )
-    if isinstance(model, LSTMClassifier):
-        model.set_gates_()  # again: with the other biases they became zero
-    steppers: list[Stepper] = []
-    if method.name == "iterand":
-        steppers.append(
-            IterativeRandomization(
-                model,
-                method.period,
-                method.rate,
-                candidates=method.candidates,
-                redrawn_scores=method.redrawn_scores,
-            )
-        )
-    if method.sparsity_schedule != "constant":
-        steps = max(1, round(method.sparsity_schedule_share * iterations))
-        steppers.append(SparsitySchedule(model, method.sparsity_schedule, steps=steps))
-    return Prepared(scores(model), steppers)

@@ -1,4 +1,4 @@
-"""The network of a recipe, made for the recipe's data; one that cannot learn from them is refused in words."""
+"""Build the network of a recipe for its data; a network that does not fit the data or the memory is refused."""
 
 from dataclasses import asdict
 from typing import Any
@@ -19,7 +19,7 @@ _NUMBER = 4  # bytes of a weight, a score, a draw, a gradient or a momentum
 
 
 def build_for_data(recipe: Recipe, data: Dataset[Split], device: torch.device = _CPU, ranks: int = 1) -> nn.Module:
-    """The network, with random weights, in the main memory; one that the device has no room to train is refused."""
+    """The network with random weights, in main memory; one that is too large to be trained on the device is refused."""
     options = network_options(recipe, data)
     more = _check_network_size(options, recipe, device)
     network = build_network(**options, seed=recipe.seed)
@@ -34,7 +34,7 @@ def build_for_data(recipe: Recipe, data: Dataset[Split], device: torch.device = 
 
 
 def network_options(recipe: Recipe, data: Dataset[Split]) -> dict[str, Any]:
-    """Name and options of the network; what the recipe leaves open the data decide."""
+    """Name and options of the network; the data decide what the recipe leaves out."""
     options = asdict(recipe.network)
     name, words = recipe.network.name, len(data.train.vocabulary) if isinstance(data.train, TextSplit) else 0
     if name in network_names() and takes_texts(name) != bool(words):
@@ -44,16 +44,16 @@ def network_options(recipe: Recipe, data: Dataset[Split]) -> dict[str, Any]:
         if 0 < options[key] < least:
             raise ValueError(f"network.{key} is {options[key]}, but {recipe.data.name} has {least}; leave it out")
         options[key] = options[key] or least
-    plain = {"vocabulary_size": 0, "forget_bias": 0.0, "word_scale": 1.0}  # not every network has them
-    return {name: value for name, value in options.items() if name not in plain or value != plain[name]}
+    optional = {"vocabulary_size": 0, "forget_bias": 0.0, "word_scale": 1.0}  # not every network has them
+    return {name: value for name, value in options.items() if name not in optional or value != optional[name]}
 
 
 def _check_network_size(options: dict[str, Any], recipe: Recipe, device: torch.device) -> int:
-    """Refuse a network that does not fit; gives the bytes that training it takes on the device once it is built."""
+    """Refuse a network that does not fit; returns how many bytes training takes on the device, once it is built."""
     chosen = recipe.network
     sizes = ("width_factor", "classes", "vocabulary_size")
-    said = [f"network.{key} is {value:g}" for key in sizes if (value := getattr(chosen, key))]
-    what, hint = f"{' and '.join(said)}; training such a {chosen.name}", "make the network smaller"
+    settings = [f"network.{key} is {value:g}" for key in sizes if (value := getattr(chosen, key))]
+    what, hint = f"{' and '.join(settings)}; training such a {chosen.name}", "make the network smaller"
     try:
         outline = network_outline(**options)
     except RuntimeError:  # more numbers than torch can count
@@ -63,11 +63,11 @@ def _check_network_size(options: dict[str, Any], recipe: Recipe, device: torch.d
     weights = sum(parameter.numel() for parameter in outline.parameters() if parameter.ndim > 1)
     momentum = int(recipe.optimizer.momentum > 0)
     if recipe.method.trains_weights:
-        rewound = int(recipe.method.name == "imp")  # keeps what it goes back to
+        rewound = int(recipe.method.name == "imp")  # keeps the initial weights
         held, saved = whole + (rewound + 1 + momentum) * parameters, whole + momentum * parameters
     else:  # of each weight its score, draw, gradient and momentum; a checkpoint leaves out gradient and weight
         held, saved = whole + (3 + momentum) * weights, (2 + momentum) * weights
-    # The network is built, and a checkpoint is copied and then written, in the main memory.
+    # The network is built, and checkpoints are copied and then written, in main memory.
     on_host = held if device.type == "cpu" else 0
     memory.require(_NUMBER * max(whole, on_host + 2 * saved), what, hint)
     if device.type != "cpu":
@@ -76,17 +76,17 @@ def _check_network_size(options: dict[str, Any], recipe: Recipe, device: torch.d
 
 
 def _example_bytes(network: nn.Module, recipe: Recipe, data: Dataset[Split]) -> int:
-    """The bytes of what a step has to remember of each example, at least."""
+    """A lower bound of the bytes that a step keeps for the backward pass, per example."""
     if isinstance(network, LSTMClassifier) and isinstance(data.train, TextSplit):
         # A batch with the longest text is padded to its length.
         return data.train.longest * network.embedding.embedding_dim * _NUMBER
-    inputs: dict[int, Tensor] = {}  # of layers, for the gradients of their weights; two layers may share one
+    inputs: dict[int, Tensor] = {}  # of layers, for the gradients of their weights; layers may share one
 
-    def note(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    def remember(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         inputs[id(arguments[0])] = arguments[0]
 
     layers = [module for module in network.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(remember) for layer in layers]
     try:
         _try_image(network, recipe, data)
     finally:
@@ -97,7 +97,7 @@ def _example_bytes(network: nn.Module, recipe: Recipe, data: Dataset[Split]) -> 
 
 
 def _try_image(network: nn.Module, recipe: Recipe, data: Dataset[Split]) -> None:
-    """Refuse a network that is made for images of another size, before torch does it in words of its own."""
+    """Refuse a network that is made for images of another size, with a clearer message than torch's."""
     shape: tuple[int, ...] | None = getattr(data.train, "image_shape", None)
     if shape is None:
         return

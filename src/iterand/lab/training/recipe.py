@@ -1,4 +1,4 @@
-"""The settings of a run, as frozen dataclasses: everything that decides its result."""
+"""A recipe: all settings that decide the result of a run, as frozen dataclasses."""
 
 import math
 from dataclasses import Field, dataclass, field, fields
@@ -33,36 +33,36 @@ def _choice(default: str, *choices: str) -> Any:
 
 @dataclass(frozen=True)
 class DataRecipe:
-    """What is learned."""
+    """The data set, and how it is prepared."""
 
     name: str = "digits"
     augmentation: str = _choice("none", *AUGMENTATIONS)
     normalization: str = _choice("default", *NORMALIZATIONS)
-    """Whose mean and deviation pixels are normalised by."""
+    """The data set by whose mean and standard deviation pixels are normalized."""
     limit: int = _count(0, 0)
-    """Use only so many examples of each part; 0 for all."""
+    """The number of examples that are used of each split; 0 for all."""
     drop_last: bool = True
-    """Leave out what is left of an epoch after the last full batch."""
+    """Leave out the last batch of an epoch if it is smaller."""
 
 
 @dataclass(frozen=True)
 class NetworkRecipe:
-    """What learns it."""
+    """The network."""
 
     name: str = "digits_conv"
     width_factor: float = _number(1.0, 1e-6, 1e12)
     classes: int = _count(0, 0)
     vocabulary_size: int = _count(0, 0)
-    """Both come from the data where they are 0."""
+    """0 for ``classes`` and ``vocabulary_size``: taken from the data."""
     forget_bias: float = _number(0.0, -1000, 1000)
-    """Of an LSTM: with which bias its forget gates begin; where weights are not trained it stays."""
+    """Of an LSTM: the initial bias of its forget gates, which stays where weights are not trained."""
     word_scale: float = _number(1.0, 1e-6, 1e4)
-    """Of an LSTM: what words are multiplied by once they are looked up."""
+    """Of an LSTM: the factor by which word embeddings are multiplied."""
 
 
 @dataclass(frozen=True)
 class MethodRecipe:
-    """How it is searched: which (ranking), how much (sparsity), from what (distributions), when (randomization)."""
+    """The method: which weights (ranking), how many (sparsity), from what (distributions), when (randomization)."""
 
     name: str = _choice("iterand", *METHODS)
     sparsity: float = _number(0.5, 0, 1)
@@ -73,20 +73,20 @@ class MethodRecipe:
     allocation: str = _choice("uniform", *sparsities.ALLOCATIONS)
     floor: float = _number(0.0, 0, 1)
     norms: str = _choice("fixed", "fixed", "shifted")
-    """What batch norms add to what they normalise: nothing, or something random that is masked like a weight."""
+    """What batch norms add to normalized values: nothing, or a random bias that is masked like a weight."""
     sparsity_schedule: str = _choice("constant", *sparsities.SCHEDULES)
     sparsity_schedule_share: float = _number(0.5, 1e-6, 1)
-    """Over which share of the iterations the sparsity rises."""
+    """The share of the iterations over which the sparsity rises."""
     period: int = _count(300, 1)
     rate: float = _number(0.1, 0, 1)
     candidates: str = _choice("pruned", *randomization.CANDIDATES)
     redrawn_scores: str = _choice("stay", *randomization.SCORES)
     rounds: int = _count(3, 1)
-    """For ``imp``: how often weights are pruned and the others rewound."""
+    """For ``imp``: how many times weights are pruned and the others rewound."""
 
     @property
     def trains_weights(self) -> bool:
-        """Whether weights are trained, and not only chosen."""
+        """Whether weights are trained; other methods only mask and redraw them."""
         return self.name in ("sgd", "imp")
 
     def __post_init__(self) -> None:
@@ -137,33 +137,33 @@ class LearningRateRecipe:
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """How long, in what portions, in which precision."""
+    """Epochs, batches, precision, loss, and which epoch is tested."""
 
     epochs: int = _count(10, 1)
     batch_size: int = _count(64, 1)
     precision: str = _choice("float32", *PRECISIONS)
     channels_last: bool = False
     norm_statistics: str = _choice("running", "running", "recomputed")
-    """Of batch norms: running averages, or those of the final network over the training examples."""
+    """Of batch norms: running averages, or recomputed for the final network over the training examples."""
     label_smoothing: float = _number(0.0, 0, 1)
-    """How much of a label is given to all classes alike, in training."""
+    """The share of a label that is spread over all classes, in training."""
     temperature: float = _number(1.0, 1e-3, 1e3)
-    """What outputs are divided by before the loss, in training; below 1 few weights can say much."""
-    tested: str = _choice("last", "last", "best")
-    """Which epoch's network is tested and kept: the last, or that of the lowest validation loss."""
+    """Outputs are divided by it before the loss, in training; below 1 it helps networks with few weights."""
+    select_epoch: str = _choice("last", "last", "best_validation")
+    """Which epoch's network is tested and saved: the last, or the one with the lowest validation loss."""
     threads: int = _count(0, 0, 1024)
-    """How many threads on a CPU, since sums depend on it; 0 for as many as there are cores."""
+    """Threads on a CPU, on which floating-point sums depend; 0 for torch's default."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """All of it."""
+    """A whole recipe."""
 
     name: str = "unnamed"
     description: str = ""
     seed: int = _count(0, 0, (1 << 63) - 1)
     scale: str = _choice("full", *SCALES)
-    """``tiny`` marks a dry run, so that nobody takes it for a real one."""
+    """``tiny`` marks a dry run, whose results mean nothing."""
     data: DataRecipe = field(default_factory=DataRecipe)
     network: NetworkRecipe = field(default_factory=NetworkRecipe)
     method: MethodRecipe = field(default_factory=MethodRecipe)
@@ -173,12 +173,12 @@ class Recipe:
 
     @property
     def phases(self) -> int:
-        """How often the network is trained from its start: once, but for iterative magnitude pruning."""
+        """How many times the network is trained from its initial weights: once, except for ``imp``."""
         return self.method.rounds + 1 if self.method.name == "imp" else 1
 
     @property
     def phase_epochs(self) -> int:
-        """The epochs of each of these; ``training.epochs`` counts all."""
+        """The epochs of each phase; ``training.epochs`` is their sum."""
         return self.training.epochs // self.phases
 
     def __post_init__(self) -> None:
@@ -188,16 +188,16 @@ class Recipe:
                 f"training.epochs is {epochs}, but imp with method.rounds = {self.method.rounds} trains {self.phases} "
                 f"times; make it a multiple of {self.phases}"
             )
-        if self.training.tested == "best":
-            self._check_epochs_compare()
+        if self.training.select_epoch == "best_validation":
+            self._check_epochs_comparable()
         if rate.schedule == "warmup_cosine" and rate.warmup_epochs + rate.final_epochs >= self.phase_epochs:
             raise RecipeError(
                 f"learning_rate.warmup_epochs and final_epochs take {rate.warmup_epochs + rate.final_epochs} epochs, "
                 f"training.epochs is {epochs}; make training.epochs larger"
             )
 
-    def _check_epochs_compare(self) -> None:
-        """Only epochs that have the same sparsity and the same kind of statistics can be told apart by their loss."""
+    def _check_epochs_comparable(self) -> None:
+        """Only epochs of the same sparsity and the same kind of batch-norm statistics can be compared by their loss."""
         reasons = {
             "method.name is 'imp'": self.method.name == "imp",
             "method.sparsity_schedule is not 'constant'": self.method.sparsity_schedule != "constant",
@@ -206,8 +206,8 @@ class Recipe:
         for reason, holds in reasons.items():
             if holds:
                 raise RecipeError(
-                    f"training.tested is 'best', but {reason}, so only the last epoch has the network that is asked "
-                    "for; leave training.tested at 'last'"
+                    f"training.select_epoch is 'best_validation', but {reason}, so only the last epoch has the network "
+                    "that is asked for; leave training.select_epoch at 'last'"
                 )
 
 

@@ -1,4 +1,4 @@
-"""Recipes as TOML and back, with a sentence for every mistake."""
+"""Read and write recipes as TOML and dicts; override settings; digests and differences of recipes."""
 
 import difflib
 import functools
@@ -17,12 +17,12 @@ from iterand.errors import RecipeError, extra
 from iterand.lab.training import recipe as schema
 from iterand.lab.training.recipe import Recipe
 
-_LABELS = ("name", "description")  # they do not decide anything
+_LABELS = ("name", "description")  # without influence on the result
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
     """A recipe from nested tables; unknown keys, wrong types and numbers out of range are errors."""
-    flat = _flatten(values)
+    flat = _flatten(_with_current_keys(values))
     sections: dict[str, dict[str, Any]] = {}
     known = schema.recipe_keys()
     for key, value in flat.items():
@@ -35,18 +35,18 @@ def from_dict(values: Mapping[str, Any]) -> Recipe:
 
 
 def from_toml(text: str, where: str, find: Callable[[str], Recipe] | None = None) -> Recipe:
-    """A recipe from TOML; ``where`` names the source in errors, ``find`` finds the recipe that it may extend."""
+    """A recipe from TOML; ``where`` names the source in errors, ``find`` looks up the recipe that it extends."""
     try:
         values = tomllib.loads(text)
         if find is not None and "extends" in values:
             base = values.pop("extends")
             if not isinstance(base, str):
                 raise RecipeError(f"extends is {base!r}; it must be the name of a recipe")
-            values = _merged(as_dict(find(base)), values)
+            values = _merged(as_dict(find(base)), _with_current_keys(values))
         return from_dict(values)
     except RecipeError as error:
         raise RecipeError(f"{where}: {error}") from None
-    except (ValueError, RecursionError) as error:  # besides errors of TOML, a number that is too long for Python
+    except (ValueError, RecursionError) as error:  # ValueError: also for integers that are too long for Python
         raise RecipeError(f"{where} is not valid TOML: {error}") from None
 
 
@@ -73,7 +73,7 @@ def to_toml(recipe: Recipe) -> str:
 
 
 def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
-    """The recipe with ``key=value`` settings applied; a key may leave out its table where it is the only such key."""
+    """The recipe with ``key=value`` settings applied; a key without its table is enough where it is unique."""
     values = asdict(recipe)
     for setting in settings:
         key, equals, text = setting.partition("=")
@@ -86,16 +86,18 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
 
 
 def digest(recipe: Recipe) -> str:
-    """What the recipe is, in ten characters: its name and description do not count.
+    """Ten characters that identify the settings of a recipe, without its name and description.
 
-    Only what differs from the defaults goes in, so that a run keeps its digest when recipes get a new key.
+    Only settings that differ from the defaults are hashed, so a new key does not change the digests of older runs.
     """
     chosen = {key: value for key, value in _changed(recipe).items() if key not in _LABELS}
+    if chosen.pop("training.select_epoch", None):
+        chosen["training.tested"] = "best"  # its old name and value: recorded runs keep their digests
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def changed(recipe: Recipe) -> dict[str, Any]:
-    """What differs from the defaults, as nested tables, without the description; ``from_dict`` adds the rest."""
+    """The settings that differ from the defaults, as nested tables without the description, for ``from_dict``."""
     tables: dict[str, Any] = {}
     for key, value in _changed(recipe).items():
         section, _, name = key.rpartition(".")
@@ -110,7 +112,7 @@ def _changed(recipe: Recipe) -> dict[str, Any]:
 
 
 def difference(old: Recipe, new: Recipe) -> list[str]:
-    """One line for each setting that differs."""
+    """A sentence for each setting that differs."""
     before, after = _flatten(asdict(old)), _flatten(asdict(new))
     text = functools.partial(json.dumps, ensure_ascii=False)
     return [
@@ -128,6 +130,16 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + key] = value
     return flat
+
+
+def _with_current_keys(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same tables with ``training.tested``, a key of older records and run folders, under its current name."""
+    training = values.get("training")
+    if not isinstance(training, Mapping) or "tested" not in training or "select_epoch" in training:
+        return values
+    others = {key: value for key, value in training.items() if key != "tested"}
+    selected = "best_validation" if training["tested"] == "best" else training["tested"]
+    return {**values, "training": {**others, "select_epoch": selected}}
 
 
 def _merged(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,6 +167,7 @@ def _unknown(key: str) -> str:
     if key in schema.SECTIONS:
         return f"recipe key {key!r} is a table; its keys are {', '.join(n for n in known if n.startswith(f'{key}.'))}"
     names = {name.rpartition(".")[2]: name for name in known} | {name: name for name in known}
+    names |= dict.fromkeys(("tested", "training.tested"), "training.select_epoch")  # its old name
     close = difflib.get_close_matches(key, names, n=1) or difflib.get_close_matches(key.rpartition(".")[2], names, n=1)
     hint = f"did you mean {names[close[0]]!r}?" if close else f"its tables are {', '.join(schema.SECTIONS)}"
     return f"recipe has no key {key!r}; {hint}"
@@ -182,16 +195,16 @@ def _checked(key: str, entry: Any, value: Any) -> Any:
         raise RecipeError(f"{key} is {shown(value)}; it must be one of {', '.join(choices)}{hint}")
     if low is not None and not low <= value <= high:
         least, most = (bound if kind is int else f"{bound:g}" for bound in (low, high))
-        said = shown(given if kind is float and math.isinf(value) else value)
-        raise RecipeError(f"{key} is {said}; it must be at least {least} and at most {most}")
+        text = shown(given if kind is float and math.isinf(value) else value)
+        raise RecipeError(f"{key} is {text}; it must be at least {least} and at most {most}")
     return value
 
 
-_BARE_POINT = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")  # a number to everybody but TOML
+_BARE_POINT = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")  # .5 and 1. are no numbers in TOML
 
 
 def _value(text: str) -> Any:
-    """A TOML value, or the text itself where it is none (so that names need no quotes)."""
+    """A TOML value, or the text itself where it is not valid TOML, so that names need no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""A run from beginning to end: recipe → data → network → masks → loop → ticket → record."""
+"""A run from start to end: recipe → data → network and masks → training loop → ticket → record."""
 
 import hashlib
 import statistics
@@ -17,11 +17,11 @@ from iterand.lab.training import environment, recipe_file
 from iterand.lab.training.distributed import ALONE, Ranks
 from iterand.lab.training.environment import StopRequest, stop_request
 from iterand.lab.training.folder import RECORD_FORMAT, TICKET, FollowerFolder, RunFolder, read_checkpoint
-from iterand.lab.training.loop import Observer, Silent, check_norms, steps_per_epoch, train
+from iterand.lab.training.loop import NullObserver, Observer, check_norm_statistics, steps_per_epoch, train
 from iterand.lab.training.methods import pruned_count
 from iterand.lab.training.network import build_for_data, network_options
 from iterand.lab.training.recipe import Recipe
-from iterand.lab.training.session import Session, tested_epoch
+from iterand.lab.training.session import Session, selected_epoch
 from iterand.lab.training.steps import Execution, choose_step, evaluate
 from iterand.masking import masked_layers
 from iterand.memory import exhaustion_explained
@@ -45,10 +45,11 @@ def run(
     ranks: Ranks = ALONE,
     request: StopRequest | None = None,
 ) -> dict[str, Any]:
-    """Do a run, or resume it, and return its record; a complete run is only read.
+    """Train by a recipe and return the record of the run; a run that was interrupted resumes, a complete one is read.
 
-    A ``request`` of the caller stops it; without one, Ctrl-C and SIGTERM do. Either way it saves itself first.
+    ``request`` lets the caller stop the run; without it, Ctrl-C and SIGTERM do. Either way a checkpoint is saved first.
     """
+    execution = execution or Execution()
     folder = folder if ranks.first else FollowerFolder(folder.path)
     with (
         environment.compute_settings(recipe.training.threads),
@@ -59,122 +60,128 @@ def run(
         record = ranks.from_first(folder.record())
         if record is not None:
             return record
-        execution = execution or Execution()
-        surroundings = environment.describe(device, ranks.count) | {"execution": asdict(execution)}
-        data = _load(recipe, device, data_dir)
-        session = _session(recipe, data, device, ranks)
-        check_norms(session)
-        saved = ranks.checkpoint_from_first(folder.saved())
-        if saved is not None:
-            session.restore(saved)
+
+        data = _load_data(recipe, device, data_dir)
+        session = build_session(recipe, data, device, ranks)  # network, masks, optimizer, steppers
+        check_norm_statistics(session)
+        checkpoint = ranks.checkpoint_from_first(folder.last_checkpoint())
+        if checkpoint is not None:
+            session.restore(checkpoint)
         step = choose_step(session, data, execution)
-        folder.start(recipe, surroundings)
+
+        described = environment.describe(device, ranks.count) | {"execution": asdict(execution)}
+        folder.start(recipe, described)
         folder.start_log(session.metrics)
-        train(session, step, data, folder, observer or Silent(), stop)
+        train(session, step, data, folder, observer or NullObserver(), stop)
         test = step.evaluate(data.test)
+
         if ranks.first:
-            surroundings["execution"]["way"] = step.way
+            described["execution"]["way"] = step.way
+            result = _result(session, test)
+            if masked_layers(session.model):
+                result["ticket_bytes"] = _save_ticket(session, data, result, folder.path / TICKET)
+            result["float32_bytes"] = 4 * result["weights"]
             record = {
                 "format": RECORD_FORMAT,
                 "recipe": recipe_file.as_dict(recipe),
-                "result": _result(session, test, data, folder),
+                "result": result,
                 "metrics": session.metrics,
                 "seconds": session.seconds,
                 "randomization_milliseconds": _randomization_milliseconds(session),
-                "environment": surroundings,
+                "environment": described,
             }
             folder.finish(record)
         return cast(dict[str, Any], ranks.from_first(record))
 
 
 def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = None) -> dict[str, Any]:
-    """Test a run folder, as its last checkpoint left it (with its best epoch so far, if that counts), or a ticket."""
+    """Test a ticket, or the last checkpoint of a run folder (its best epoch so far, if the recipe selects that)."""
     if path.is_dir():
-        folder = RunFolder(path)
-        recipe = folder.recipe()
-        saved = read_checkpoint(path)
-        if saved is None:
+        recipe = RunFolder(path).recipe()
+        checkpoint = read_checkpoint(path)
+        if checkpoint is None:
             raise CheckpointError(f"{path} holds no checkpoint; train it first")
-        data = _load(recipe, device, data_dir)
-        session = _session(recipe, data, device)
-        session.restore(saved)
+        data = _load_data(recipe, device, data_dir)
+        session = build_session(recipe, data, device)
+        session.restore(checkpoint)
         if session.best:
-            session.set_network(session.best)
+            session.load_network_state(session.best)
         model: nn.Module = session.model
     else:
         model = load_ticket(path).to(device)
         recipe = recipe_file.from_dict(read_ticket(path).recipe or {})
-        data = _load(recipe, device, data_dir)
+        data = _load_data(recipe, device, data_dir)
     with environment.compute_settings(recipe.training.threads):
         measured = evaluate(model, data.test, recipe, device)
     return {"path": str(path), "examples": len(data.test)} | {f"test_{name}": value for name, value in measured.items()}
 
 
-def _load(recipe: Recipe, device: torch.device, data_dir: Path | None) -> Dataset[Split]:
-    chosen = recipe.data
+def build_session(recipe: Recipe, data: Dataset[Split], device: torch.device, ranks: Ranks = ALONE) -> Session:
+    """A run before its first step: the network of the recipe, built for the data and prepared for the method."""
+    network = build_for_data(recipe, data, device, ranks.count)
+    return Session(recipe, network, steps_per_epoch(recipe, data), device, ranks)
+
+
+def _load_data(recipe: Recipe, device: torch.device, data_dir: Path | None) -> Dataset[Split]:
     return load_data(
-        chosen.name,
+        recipe.data.name,
         device,
         data_dir,
-        augmentation=chosen.augmentation,
-        normalization=chosen.normalization,
-        limit=chosen.limit or None,
+        augmentation=recipe.data.augmentation,
+        normalization=recipe.data.normalization,
+        limit=recipe.data.limit or None,
     )
 
 
-def _session(recipe: Recipe, data: Dataset[Split], device: torch.device, ranks: Ranks = ALONE) -> Session:
-    steps = steps_per_epoch(recipe, data)
-    return Session(recipe, build_for_data(recipe, data, device, ranks.count), steps, device, ranks)
-
-
-def _result(session: Session, test: dict[str, float], data: Dataset[Split], folder: RunFolder) -> dict[str, Any]:
-    model, recipe = session.model, session.recipe
-    tested = session.metrics[tested_epoch(session)]
+def _result(session: Session, test: dict[str, float]) -> dict[str, Any]:
+    """The numbers of a finished run, as they appear in its record."""
+    model = session.model
+    epoch = session.metrics[selected_epoch(session)]
     layers = masked_layers(model).values()
     weights = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
     result: dict[str, Any] = {
         "test_accuracy": test["accuracy"],
         "test_loss": test["loss"],
-        "validation_accuracy": tested["validation_accuracy"],
+        "validation_accuracy": epoch["validation_accuracy"],
         "weights": sum(layer.weight.numel() for layer in layers) if layers else weights,
         "kept": sum(int(layer.mask.sum()) for layer in layers) if layers else weights - pruned_count(model),
-        "model_sha256": _fingerprint(model),
+        "model_sha256": _model_sha256(model),
     }
-    if recipe.training.tested == "best":
-        result["tested_epoch"] = tested["epoch"]
-    if layers:
-        path = folder.path / TICKET
-        said = recipe_file.changed(recipe) | {"network": network_options(recipe, data)}
-        save_ticket(
-            model, path, recipe=said, metrics={name: round(result[name], 4) for name in _IN_TICKETS if name in result}
-        )
-        result["ticket_bytes"] = path.stat().st_size
-    result["float32_bytes"] = 4 * result["weights"]
+    if session.recipe.training.select_epoch == "best_validation":
+        result["tested_epoch"] = epoch["epoch"]
     return result
 
 
+def _save_ticket(session: Session, data: Dataset[Split], result: dict[str, Any], path: Path) -> int:
+    """Save the network as a ticket; returns its size in bytes."""
+    settings = recipe_file.changed(session.recipe) | {"network": network_options(session.recipe, data)}
+    metrics = {name: round(result[name], 4) for name in _IN_TICKETS if name in result}
+    save_ticket(session.model, path, recipe=settings, metrics=metrics)
+    return path.stat().st_size
+
+
 def _randomization_milliseconds(session: Session) -> float | None:
-    """How long Randomize takes on the network of a finished run (Appendix C.2); the network is not used any more."""
+    """How long Randomize takes on the network of a finished run (Appendix C.2); it changes the network."""
     randomizers = [stepper for stepper in session.steppers if isinstance(stepper, IterativeRandomization)]
     if not randomizers:
         return None
     times = []
     for _ in range(_TIMED_RANDOMIZATIONS):
-        _wait(session.device)
+        _synchronize(session.device)
         started = time.perf_counter()
         randomizers[0].randomize()
-        _wait(session.device)
+        _synchronize(session.device)
         times.append(1000 * (time.perf_counter() - started))
     return statistics.median(times)
 
 
-def _wait(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _fingerprint(model: nn.Module) -> str:
-    """SHA-256 over everything the model holds: two runs are the same if theirs is."""
+def _model_sha256(model: nn.Module) -> str:
+    """SHA-256 of the state dict: equal if and only if two runs end with the same network."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())

@@ -1,4 +1,4 @@
-"""The state of a run: model, optimizer, steppers, metrics, and the best epoch so far."""
+"""The state of a run: model, optimizer, steppers, metrics, and the best epoch so far; save it and restore it."""
 
 import math
 from dataclasses import asdict
@@ -17,7 +17,7 @@ from iterand.masking import masked_layers
 
 
 class Session:
-    """A run between two steps: network, optimizer, steppers, place in the data, sums of the epoch so far."""
+    """A run between two steps: network, optimizer, steppers, position in the epoch, sums over the epoch so far."""
 
     def __init__(
         self, recipe: Recipe, model: nn.Module, steps_per_epoch: int, device: torch.device, ranks: Ranks = ALONE
@@ -32,18 +32,18 @@ class Session:
         prepared = prepare(model, recipe, steps_per_epoch * recipe.training.epochs)
         self.model = model
         self.parallel = ranks.parallel(model, device)
-        """What a step of training calls."""
+        """The model as a training step calls it: it averages gradients over the ranks."""
         self.steppers: list[Stepper] = prepared.steppers
-        self._prepare_epoch = prepared.begin_epoch
+        self._begin_epoch = prepared.begin_epoch
         self.constrain = prepared.constrain
-        """What is done to the parameters after each update of theirs."""
+        """Called after each update of the parameters."""
         self.parameters = prepared.parameters
         self.optimizer = torch.optim.SGD(
             self.parameters,
             lr=recipe.learning_rate.initial,
             momentum=recipe.optimizer.momentum,
             weight_decay=recipe.optimizer.weight_decay,
-            # One launch where weights are trained. Scores are updated as on a CPU, to the bit.
+            # One launch where weights are trained. Without it, scores are bit-equal to those of a CPU.
             fused=device.type == "cuda" and recipe.method.trains_weights,
         )
         self.learning_rate = recipe.learning_rate.initial
@@ -51,23 +51,23 @@ class Session:
         self.step = 0
         self.seen = 0
         self.seconds = 0.0
-        """Time spent in training so far, all tries counted; on a GPU without their first steps, which compile."""
+        """Training time so far, over all resumes; on a GPU without the first step of each, which compiles."""
         self.metrics: list[dict[str, Any]] = []
         self.best: dict[str, torch.Tensor] = {}
-        """The network of the best epoch so far, where that is the one to be tested."""
+        """The network state of the best epoch so far, if the recipe selects the best epoch."""
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.correct = torch.zeros((), dtype=torch.int64, device=device)
-        torch.manual_seed(recipe.seed)  # for layers that draw by themselves, such as dropout
+        torch.manual_seed(recipe.seed)  # for layers that use torch's generator, such as dropout
 
     def begin_epoch(self, epoch: int) -> None:
         """Go to the first step of an epoch."""
         self.epoch, self.step, self.seen = epoch, 0, 0
         self.loss_sum.zero_()
         self.correct.zero_()
-        self._prepare_epoch(epoch, self.optimizer)
+        self._begin_epoch(epoch, self.optimizer)
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set η for the steps to come."""
+        """Set the learning rate η of the optimizer."""
         self.learning_rate = rate
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], torch.Tensor):
@@ -76,32 +76,32 @@ class Session:
                 group["lr"] = rate
 
     def count(self, loss: torch.Tensor, correct: torch.Tensor, examples: int) -> None:
-        """Add a batch, or this rank's part of it, to the sums of the epoch, on the device."""
+        """Add loss and hits of a batch, or of this rank's part of it, to the sums of the epoch, on the device."""
         self.loss_sum += self.ranks.sum_(loss.detach().double() * examples)
         self.correct += self.ranks.sum_(correct)
 
     def advance(self, examples: int) -> None:
-        """A step is done: let the steppers follow, and go to the next."""
+        """Finish a step: advance the steppers and go to the next step."""
         for stepper in self.steppers:
             stepper.step()
         self.seen += examples
         self.step += 1
 
-    def network(self) -> dict[str, torch.Tensor]:
-        """All that the network is. Masked weights are left out: the draws say what they are."""
+    def network_state(self) -> dict[str, torch.Tensor]:
+        """The state dict of the network without masked weights, which are a function of seed and draws."""
         derived = {layer.weight.data_ptr() for layer in masked_layers(self.model).values()}
-        return {name: one for name, one in self.model.state_dict().items() if one.data_ptr() not in derived}
+        return {name: tensor for name, tensor in self.model.state_dict().items() if tensor.data_ptr() not in derived}
 
-    def set_network(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Make the network what these say it was."""
+    def load_network_state(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Restore the network from a ``network_state``."""
         self.model.load_state_dict(tensors, strict=False)
         with torch.no_grad():
             for layer in masked_layers(self.model).values():
                 layer.weight.copy_(layer.parametrization.weight())
 
     def capture(self) -> Checkpoint:
-        """All of it."""
-        tensors = {f"model.{name}": tensor for name, tensor in self.network().items()}
+        """The whole session as a checkpoint."""
+        tensors = {f"model.{name}": tensor for name, tensor in self.network_state().items()}
         tensors |= {f"best.{name}": tensor for name, tensor in self.best.items()}
         for number, parameter in enumerate(self.parameters):
             momentum = self.optimizer.state[parameter].get("momentum_buffer")
@@ -122,7 +122,7 @@ class Session:
         return Checkpoint(tensors, state)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to a checkpoint; one of other settings is refused with the difference."""
+        """Resume from a checkpoint; one of another recipe is refused with the difference."""
         tensors, state = checkpoint.tensors, checkpoint.state
         difference = recipe_file.difference(recipe_file.from_dict(state["recipe"]), self.recipe)
         if difference:
@@ -130,15 +130,13 @@ class Session:
                 f"the checkpoint belongs to other settings: {'; '.join(difference)}; "
                 "use another --out folder, or --fresh to start anew"
             )
-        self.set_network({name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")})
-        self.best = {
-            name.removeprefix("best."): t.to(self.device) for name, t in tensors.items() if name.startswith("best.")
-        }
+        self.load_network_state(_with_prefix("model.", tensors))
+        self.best = {name: tensor.to(self.device) for name, tensor in _with_prefix("best.", tensors).items()}
         for number, parameter in enumerate(self.parameters):
             momentum = tensors.get(f"momentum.{number}")
             if momentum is not None:
-                laid_out = torch.empty_like(parameter.detach())  # as the parameter lies: a fused update needs that
-                self.optimizer.state[parameter]["momentum_buffer"] = laid_out.copy_(momentum)
+                buffer = torch.empty_like(parameter.detach())  # in the layout of the parameter, for fused updates
+                self.optimizer.state[parameter]["momentum_buffer"] = buffer.copy_(momentum)
         self.loss_sum.copy_(tensors["loss_sum"])
         self.correct.copy_(tensors["correct"])
         torch.set_rng_state(tensors["random.cpu"])
@@ -151,20 +149,25 @@ class Session:
             stepper.load_state_dict(saved)
 
 
-def tested_epoch(session: Session) -> int:
-    """The place among the epochs so far of the one that would be tested now; of equal ones the first."""
+def _with_prefix(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors whose names begin with the prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def selected_epoch(session: Session) -> int:
+    """The index, among the epochs so far, of the one whose network is tested; the first of several equal ones."""
     losses = [metrics["validation_loss"] for metrics in session.metrics]
-    if session.recipe.training.tested == "last":
+    if session.recipe.training.select_epoch == "last":
         return len(losses) - 1
-    return min(range(len(losses)), key=lambda place: (math.isnan(losses[place]), losses[place]))
+    return min(range(len(losses)), key=lambda index: (math.isnan(losses[index]), losses[index]))
 
 
 def follow_best(session: Session, *, last: bool) -> None:
-    """After an epoch: remember its network if it is the best so far; after the last one, go back to the best."""
-    if session.recipe.training.tested == "last":
+    """After an epoch: keep a copy of its network if it is the best so far; after the last one, restore the best."""
+    if session.recipe.training.select_epoch == "last":
         return
-    if tested_epoch(session) == len(session.metrics) - 1:
-        session.best = {name: tensor.detach().clone() for name, tensor in session.network().items()}
+    if selected_epoch(session) == len(session.metrics) - 1:
+        session.best = {name: tensor.detach().clone() for name, tensor in session.network_state().items()}
     if last:
-        session.set_network(session.best)
+        session.load_network_state(session.best)
         session.best = {}

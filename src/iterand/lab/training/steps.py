@@ -1,4 +1,4 @@
-"""A training step: forward pass, loss, accuracy and gradients of a batch, and which way of doing it is used."""
+"""A training step: how it is executed, and the forward pass, loss and accuracy of a batch."""
 
 import logging
 from collections.abc import Callable
@@ -16,154 +16,40 @@ from iterand.lab.training.recipe import Recipe, TrainingRecipe
 from iterand.lab.training.session import Session
 from iterand.selection import HAS_TRITON
 
-
-def to_layout(inputs: tuple[Tensor, ...], recipe: Recipe) -> tuple[Tensor, ...]:
-    """Images in the layout of the recipe, since sums depend on it; they come in whatever layout their source has."""
-    layout = torch.channels_last if recipe.training.channels_last else torch.contiguous_format
-    return tuple(one.contiguous(memory_format=layout) if one.dim() == 4 else one for one in inputs)
-
-
-def forward(model: Callable[..., Tensor], inputs: tuple[Tensor, ...], recipe: Recipe) -> Tensor:
-    """The network's outputs in float32, computed in the precision of the recipe."""
-    with torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=recipe.training.precision == "bfloat16"):
-        outputs = model(*to_layout(inputs, recipe))
-    return outputs.float()
-
-
-def loss(outputs: Tensor, labels: Tensor, smoothing: float = 0.0, reduction: str = "mean") -> Tensor:
-    """Cross entropy, of which a share may be with all classes alike; one output stands for two classes."""
-    if outputs.shape[1] == 1:
-        wanted = labels.float() * (1 - smoothing) + smoothing / 2
-        return F.binary_cross_entropy_with_logits(outputs.squeeze(1), wanted, reduction=reduction)
-    return F.cross_entropy(outputs, labels, reduction=reduction, label_smoothing=smoothing)
-
-
-def training_loss(outputs: Tensor, labels: Tensor, training: TrainingRecipe) -> Tensor:
-    """The loss that is searched or trained with: outputs as hot, labels as smooth as the recipe says."""
-    tempered = outputs if training.temperature == 1 else outputs / training.temperature
-    return loss(tempered, labels, training.label_smoothing)
-
-
-def count_correct(outputs: Tensor, labels: Tensor) -> Tensor:
-    """How many labels the outputs say right."""
-    said = outputs.squeeze(1) > 0 if outputs.shape[1] == 1 else outputs.argmax(1)
-    return (said == labels).sum()
-
-
 EVALUATION_BATCH = 250  # long reviews and large images must fit too
-
-
-class Step(Protocol):
-    """How batches are worked through; what changes is the session's."""
-
-    @property
-    def way(self) -> str:
-        """How it is executed, as ``iterand bench step`` calls it."""
-        ...
-
-    def train(self, batch: Batch) -> None:
-        """Forward, backward, update; count loss and hits."""
-        ...
-
-    def evaluate(self, split: Split) -> dict[str, float]:
-        """Mean loss and accuracy in percent of one part of the data."""
-        ...
-
-
-class EagerStep:
-    """Each operation by itself."""
-
-    way = "eager"
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def train(self, batch: Batch) -> None:
-        """Forward, backward, update; count loss and hits."""
-        session, ranks = self._session, self._session.ranks
-        ranks.seed(session.recipe.seed, session.epoch * session.steps_per_epoch + session.step)
-        session.model.train()
-        session.optimizer.zero_grad()
-        outputs = forward(session.parallel, batch.inputs, session.recipe)
-        loss = training_loss(outputs, batch.labels, session.recipe.training)
-        ranks.weighted(loss, len(batch.labels)).backward()  # type: ignore[no-untyped-call]
-        session.optimizer.step()
-        session.constrain()
-        session.count(loss, count_correct(outputs.detach(), batch.labels), len(batch.labels))
-
-    def evaluate(self, split: Split) -> dict[str, float]:
-        """Mean loss and accuracy in percent of one part of the data."""
-        session = self._session
-        return evaluate(session.model, split, session.recipe, session.device, session.ranks)
-
-
-def evaluate(
-    model: nn.Module, split: Split, recipe: Recipe, device: torch.device, ranks: Ranks = ALONE
-) -> dict[str, float]:
-    """Mean loss and accuracy in percent of any model; each rank takes its share of the examples."""
-    model.eval()
-    sums = Sums(device)
-    mine = arranged(split, ranks.share_of(len(split)), EVALUATION_BATCH)
-    with torch.no_grad():
-        for batch in split.batches(mine, EVALUATION_BATCH) if len(mine) else ():
-            sums.add(forward(model, batch.inputs, recipe), batch.labels)
-    ranks.sum_(sums.loss)
-    ranks.sum_(sums.correct)
-    return sums.means(len(split))
-
-
-class Sums:
-    """Loss and hits added up on the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.loss = torch.zeros((), dtype=torch.float64, device=device)
-        self.correct = torch.zeros((), dtype=torch.int64, device=device)
-
-    def reset(self) -> None:
-        """Start again."""
-        self.loss.zero_()
-        self.correct.zero_()
-
-    def add(self, outputs: Tensor, labels: Tensor) -> None:
-        """Add a batch."""
-        self.loss += loss(outputs, labels, reduction="sum")
-        self.correct += count_correct(outputs, labels)
-
-    def means(self, count: int) -> dict[str, float]:
-        """Mean loss and accuracy in percent."""
-        return {"loss": float(self.loss) / count, "accuracy": 100 * int(self.correct) / count}
-
+_MANY_STEPS = 30_000  # compiling takes a minute and saves 2 ms a step
 
 logger = logging.getLogger("iterand")
 
-_MANY_STEPS = 30_000  # of 2 ms each that are saved
+
+class Step(Protocol):
+    """Trains and evaluates the model of a session, batch by batch."""
+
+    @property
+    def way(self) -> str:
+        """How it is executed, by the name that ``iterand bench step`` uses."""
+        ...
+
+    def train(self, batch: Batch) -> None:
+        """Forward, backward, update; add loss and hits to the sums of the epoch."""
+        ...
+
+    def evaluate(self, split: Split) -> dict[str, float]:
+        """Mean loss and accuracy in percent on a split of the data."""
+        ...
 
 
 @dataclass(frozen=True)
 class Execution:
-    """On a GPU: whether to record a whole step as a CUDA graph, and to compile the network."""
+    """On a GPU: whether to capture a step as a CUDA graph, and to compile the network."""
 
     compile: bool | None = None
-    """None: where it pays."""
+    """None: where it saves time."""
     graph: bool = True
 
 
-def compiling_pays(recipe: Recipe, steps: int) -> bool:
-    """Whether a run of so many steps is done sooner with its network compiled, which takes a minute.
-
-    A network of large images is a tenth faster then; of small ones our own kernels are (docs/engine.md).
-    """
-    return recipe.data.name == "imagenet" and steps >= _MANY_STEPS
-
-
-def _kernels_work(session: Session) -> bool:
-    from iterand.backend.triton import cuts
-
-    return cuts.working(session.device)
-
-
 def choose_step(session: Session, data: Dataset[Split], execution: Execution) -> Step:
-    """The fastest way of doing a step that works here; on a GPU, what is slower than it could be is said."""
+    """The fastest step that works on this device for this model; on a GPU, a slower one is logged with the reason."""
     # A fused step updates scores as their gradients come; over several ranks these are averaged first.
     if session.device.type != "cuda" or session.ranks.count > 1:
         return EagerStep(session)
@@ -186,3 +72,117 @@ def choose_step(session: Session, data: Dataset[Split], execution: Execution) ->
             reason = str(error)
     logger.warning("without fused steps, so slower than it could be: %s", reason)
     return EagerStep(session)
+
+
+def compiling_pays(recipe: Recipe, steps: int) -> bool:
+    """Whether a run of this many steps is faster with its network compiled, which takes a minute.
+
+    For large images a compiled network is a tenth faster; for small ones the fused layers are faster (docs/engine.md).
+    """
+    return recipe.data.name == "imagenet" and steps >= _MANY_STEPS
+
+
+def _kernels_work(session: Session) -> bool:
+    from iterand.backend.triton import cuts
+
+    return cuts.working(session.device)
+
+
+class EagerStep:
+    """One operation after the other, in plain torch."""
+
+    way = "eager"
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def train(self, batch: Batch) -> None:
+        """Forward, backward, update; add loss and hits to the sums of the epoch."""
+        session, ranks = self._session, self._session.ranks
+        ranks.seed(session.recipe.seed, session.epoch * session.steps_per_epoch + session.step)
+        session.model.train()
+        session.optimizer.zero_grad()
+        outputs = forward(session.parallel, batch.inputs, session.recipe)
+        loss = training_loss(outputs, batch.labels, session.recipe.training)
+        ranks.weighted(loss, len(batch.labels)).backward()  # type: ignore[no-untyped-call]
+        session.optimizer.step()
+        session.constrain()
+        session.count(loss, count_correct(outputs.detach(), batch.labels), len(batch.labels))
+
+    def evaluate(self, split: Split) -> dict[str, float]:
+        """Mean loss and accuracy in percent on a split of the data."""
+        session = self._session
+        return evaluate(session.model, split, session.recipe, session.device, session.ranks)
+
+
+def evaluate(
+    model: nn.Module, split: Split, recipe: Recipe, device: torch.device, ranks: Ranks = ALONE
+) -> dict[str, float]:
+    """Mean loss and accuracy in percent of any model; each rank evaluates its share of the examples."""
+    model.eval()
+    sums = Sums(device)
+    mine = arranged(split, ranks.share_of(len(split)), EVALUATION_BATCH)
+    with torch.no_grad():
+        for batch in split.batches(mine, EVALUATION_BATCH) if len(mine) else ():
+            sums.add(forward(model, batch.inputs, recipe), batch.labels)
+    ranks.sum_(sums.loss)
+    ranks.sum_(sums.correct)
+    return sums.means(len(split))
+
+
+class Sums:
+    """Sums of loss and hits, on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.correct = torch.zeros((), dtype=torch.int64, device=device)
+
+    def reset(self) -> None:
+        """Set the sums to zero."""
+        self.loss.zero_()
+        self.correct.zero_()
+
+    def add(self, outputs: Tensor, labels: Tensor) -> None:
+        """Add a batch."""
+        self.loss += loss(outputs, labels, reduction="sum")
+        self.correct += count_correct(outputs, labels)
+
+    def means(self, count: int) -> dict[str, float]:
+        """Mean loss and accuracy in percent."""
+        return {"loss": float(self.loss) / count, "accuracy": 100 * int(self.correct) / count}
+
+
+# Forward pass, loss and accuracy
+
+
+def to_layout(inputs: tuple[Tensor, ...], recipe: Recipe) -> tuple[Tensor, ...]:
+    """Images in the memory layout of the recipe, on which floating-point sums depend, whatever layout they come in."""
+    layout = torch.channels_last if recipe.training.channels_last else torch.contiguous_format
+    return tuple(tensor.contiguous(memory_format=layout) if tensor.dim() == 4 else tensor for tensor in inputs)
+
+
+def forward(model: Callable[..., Tensor], inputs: tuple[Tensor, ...], recipe: Recipe) -> Tensor:
+    """The outputs of the network in float32, computed in the precision of the recipe."""
+    with torch.autocast(inputs[0].device.type, torch.bfloat16, enabled=recipe.training.precision == "bfloat16"):
+        outputs = model(*to_layout(inputs, recipe))
+    return outputs.float()
+
+
+def loss(outputs: Tensor, labels: Tensor, smoothing: float = 0.0, reduction: str = "mean") -> Tensor:
+    """Cross entropy with label smoothing; a network with one output has two classes."""
+    if outputs.shape[1] == 1:
+        targets = labels.float() * (1 - smoothing) + smoothing / 2
+        return F.binary_cross_entropy_with_logits(outputs.squeeze(1), targets, reduction=reduction)
+    return F.cross_entropy(outputs, labels, reduction=reduction, label_smoothing=smoothing)
+
+
+def training_loss(outputs: Tensor, labels: Tensor, training: TrainingRecipe) -> Tensor:
+    """The loss of training, with the temperature and label smoothing of the recipe."""
+    scaled = outputs if training.temperature == 1 else outputs / training.temperature
+    return loss(scaled, labels, training.label_smoothing)
+
+
+def count_correct(outputs: Tensor, labels: Tensor) -> Tensor:
+    """How many examples are classified correctly."""
+    predicted = outputs.squeeze(1) > 0 if outputs.shape[1] == 1 else outputs.argmax(1)
+    return (predicted == labels).sum()
