@@ -294,9 +294,7 @@ def test_a_table_when_applies_up_to_its_limit_and_the_last_one_wins(sparsity, ep
     [("< 0.5", [0.4]), ("<= 0.5", [0.4, 0.5]), ("> 0.5", [0.6]), (">= 0.5", [0.5, 0.6])],
 )
 def test_conditions_of_a_table_when(tmp_path, monkeypatch, condition, holds):
-    (tmp_path / "base.toml").write_text(
-        f'[[when]]\nsparsity = "{condition}"\nmethod.rate = 0.7\ntraining.epochs = 3\n'
-    )
+    (tmp_path / "base.toml").write_text(f'[[when]]\nsparsity = "{condition}"\nmethod.rate = 0.7\ntraining.epochs = 3\n')
     (tmp_path / "child.toml").write_text('extends = "base"\n[method]\nsparsity = 0.4\n[training]\nepochs = 9\n')
     monkeypatch.setattr(library, "_FOLDER", tmp_path)
     monkeypatch.setattr(library, "_names", lambda: ["base", "child"])

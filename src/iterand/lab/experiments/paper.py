@@ -238,7 +238,7 @@ def imdb() -> Experiment:
         for network, base in (("LSTM", "lstm"), ("BiLSTM", "bilstm"))
         for method in ("IteRand (SC)", "edge-popup (SC)", "SGD")
     )
-    return Experiment("imdb", "Sentiment of film reviews (IMDB)", tuple(cells), seeds=5, where="Table 10", plot="bars")
+    return Experiment("imdb", "Film reviews: sentiment (IMDB)", tuple(cells), seeds=5, where="Table 10", plot="bars")
 
 
 def start(base: str, method: str) -> Recipe:

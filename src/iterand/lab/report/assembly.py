@@ -23,7 +23,7 @@ _BEGINNING = 1 << 20  # characters of a file that are searched for the format of
 Sharing = Literal["cpu", "unknown", "shared"]
 """Whether a run on a GPU shared it with other runs, as far as its record tells; "cpu" for a run without a GPU."""
 
-_TIMED: tuple[Sharing, ...] = ("unknown", "shared", "cpu")  # which times are compared with the paper's, if there are
+_TIMED: tuple[Sharing, ...] = ("unknown", "shared", "cpu")  # of these, the first kind with runs is compared
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,7 +342,8 @@ def _unmatched(runs: Sequence[Record]) -> tuple[Unmatched, ...]:
 def _outcome(experiment: Experiment, cell: Cell, runs: tuple[Record, ...]) -> CellOutcome:
     counted = runs
     if experiment.measure == "seconds":  # never the mean of runs that shared a GPU and others
-        counted = min(_by_sharing(runs).items(), key=lambda pair: _TIMED.index(pair[0]))[1] if runs else ()
+        kinds = _by_sharing(runs)
+        counted = next((tuple(kinds[kind]) for kind in _TIMED if kind in kinds), ())
     summary = summarize([measure(experiment).of(run) for run in counted])
     comparison = compare(summary, cell.paper) if summary and cell.paper else None
     return CellOutcome(cell, runs, summary, comparison)
