@@ -105,7 +105,7 @@ def test_no_cluster_there_is_said_at_once(address, sentence, monkeypatch):
 
 
 def test_auto_does_not_wait_for_a_cluster_that_is_gone(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "_NOTED", tmp_path / "ray_current_cluster")
+    monkeypatch.setattr(engine, "_ADDRESS_FILE", tmp_path / "ray_current_cluster")
     (tmp_path / "ray_current_cluster").write_text("127.0.0.1:1\n")
     with pytest.raises(IterandError, match=r"no Ray cluster to use at '127.0.0.1:1'"):
         engine._check_address("auto")

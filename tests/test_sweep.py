@@ -16,7 +16,7 @@ from iterand.lab.experiments import local, sweep
 from iterand.lab.experiments import local as task_module
 from iterand.lab.experiments.catalog import experiment_names, find_experiment
 from iterand.lab.experiments.library import find_recipe
-from iterand.lab.experiments.local import Event, Task, UnforeseenError, do, run_tasks
+from iterand.lab.experiments.local import Event, Task, UnexpectedError, do, run_tasks
 from iterand.lab.experiments.sweep import Sweep, distinct_runs, only
 from iterand.lab.training import recipe_file
 from iterand.lab.training.recipe import Recipe
@@ -280,7 +280,7 @@ def test_the_sentence_of_an_error_that_nobody_foresaw(tmp_path, monkeypatch):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(task_module, "run", broken)
-    with pytest.raises(UnforeseenError, match="RuntimeError: CUDA error: an illegal memory access"):
+    with pytest.raises(UnexpectedError, match="RuntimeError: CUDA error: an illegal memory access"):
         do(Task("run", find_recipe("digits"), tmp_path, "cpu"), Drawing())
 
 

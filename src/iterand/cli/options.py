@@ -1,4 +1,4 @@
-"""Names and defaults for help texts and tab completion, which must not import torch."""
+"""Names and limits for help and tab completion, without importing torch."""
 
 from collections.abc import Callable, Iterable
 from importlib.resources import files
@@ -20,23 +20,22 @@ EXPERIMENTS = (
     "large",
     "imdb",
     "best",
-    "parts",
+    "ablation",
 )
 PROFILES = ("paper", "text", "best")
 SCALES = ("full", "tiny")
 DATA_VARIABLE = "ITERAND_DATA"
-QUALITY = 95  # JPEG quality of scaled images in packs
-_BEST = ("best-conv6", "best-resnet18", "best-resnet20", "best-resnet34", "best-vgg11")
+QUALITY = 95  # JPEG quality of packed images that were scaled
 
 
 def recipes() -> list[str]:
-    """The names of the recipes in the package."""
+    """The recipes of the package."""
     found = (entry.name for entry in (files("iterand") / "lab" / "experiments" / "recipes").iterdir())
-    return sorted([*(name.removesuffix(".toml") for name in found if name.endswith(".toml")), *_BEST])
+    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
 
 
 def completing(names: Iterable[str] | Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """A completion function for typer: the names that begin with the incomplete word."""
+    """A completion function for typer: the names that start with the typed text."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in (names() if callable(names) else names) if name.startswith(incomplete)]

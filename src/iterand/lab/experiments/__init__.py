@@ -1,1 +1,1 @@
-"""Experiments: recipes, runs of them, and what they show."""
+"""Experiments: recipes, tables of runs, and the engines that run them."""

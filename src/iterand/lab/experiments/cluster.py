@@ -1,7 +1,8 @@
 """The Ray engine: the same tasks and events as the local engine, on the machines of a Ray cluster.
 
-Ray places the runs and starts one again whose worker is lost. Run folders lie on a path that all machines share, so
-such a run goes on from its last checkpoint."""
+Ray assigns the runs to machines and restarts a run whose worker is lost. Run folders are on a path that all machines
+share, so such a run resumes from its last checkpoint.
+"""
 
 import importlib.util
 import logging
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from iterand.errors import IterandError, MissingExtraError
 from iterand.lab.data.dataset import data_folder
-from iterand.lab.experiments.local import Event, Reporter, Task, UnforeseenError, do
+from iterand.lab.experiments.local import Event, Reporter, Task, UnexpectedError, do
 from iterand.lab.training.environment import Interrupted, StopRequest, stop_request
 
 if TYPE_CHECKING:
@@ -26,18 +27,18 @@ if TYPE_CHECKING:
     from ray.util.queue import Queue
 
 RETRIES = 3  # of a run whose worker or machine is lost
-_NOTED = Path("/tmp/ray/ray_current_cluster")  # where ray start notes its address for auto, and leaves it if killed
-_STORE_BYTES = 100 * 2**20  # records are small; Ray would take a third of the memory
+_ADDRESS_FILE = Path("/tmp/ray/ray_current_cluster")  # written by ray start; stale if Ray was killed
+_STORE_BYTES = 100 * 2**20  # records are small; the default is a third of the memory
 _SECONDS_TO_ANSWER = 5.0
 _SECONDS_TO_SAVE = 30.0
-_SECONDS_A_LOOK = 0.3
+_SECONDS_TO_WAIT = 0.3
 
 
 @contextmanager
 def connected(address: str | None, jobs: int | None = None) -> Iterator["Cluster"]:
     """A Ray cluster: the one at an address (``auto`` finds it), or one of this machine alone that ends with the block.
 
-    Leaving the block stops the runs that still go on; they save themselves.
+    Leaving the block stops the runs in progress, which save checkpoints.
     """
     if importlib.util.find_spec("ray") is None:
         raise MissingExtraError("ray", "running on a cluster (--engine ray)", "ray")
@@ -45,11 +46,11 @@ def connected(address: str | None, jobs: int | None = None) -> Iterator["Cluster
 
     with ExitStack() as cleanup:
         cleanup.callback(ray.shutdown)
-        with stop_request() as request:  # a Ray that is interrupted while it starts leaves processes behind
+        with stop_request() as request:  # Ray leaves processes behind if it is interrupted while it starts
             _start(address, jobs)
         if request.asked:
             raise Interrupted
-        # Anew, since Ray has put its own handler of signals in place.
+        # A new stop_request, since Ray has installed its own signal handlers.
         yield Cluster(ray.cluster_resources().get("GPU", 0.0), cleanup.enter_context(stop_request()), cleanup)
 
 
@@ -87,7 +88,7 @@ class Cluster:
         return "cuda" if self.gpus and name != "cpu" else "cpu"
 
     def gpus_per_run(self, asked: float | None, device: str, jobs: int | None) -> float:
-        """The share of a GPU that a run gets: what is asked for, else so much that as many runs as asked for fit."""
+        """The share of a GPU for each run: the given one, else as much as lets ``jobs`` runs fit."""
         if asked is None:
             return 1 / math.ceil(max(1.0, (jobs or 1) / self.gpus)) if device == "cuda" else 0.0
         if not 0 < asked <= 1:
@@ -97,12 +98,12 @@ class Cluster:
         return asked
 
     def run_tasks(self, tasks: Sequence[Task], jobs: int, gpus: float = 0.0) -> Iterator[Event]:
-        """Do the tasks, at most ``jobs`` at a time and as the cluster has room, and say how they go."""
+        """Do the tasks, at most ``jobs`` at a time and as the cluster has room, and yield their events."""
         import ray
         from ray.util.queue import Queue
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        # The queue of news stays on this machine: another may be lost.
+        # The queue of events stays on this machine, since another one may be lost.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
         self.cleanup.callback(queue.shutdown, force=True)
@@ -115,8 +116,8 @@ class Cluster:
                 raise Interrupted
             while waiting and len(running) < jobs:
                 number, task = waiting.pop(0)
-                running[work.remote(_anywhere(task), number, sys.argv, mark, queue)] = task
-            ended, _ = ray.wait(list(running), timeout=_SECONDS_A_LOOK)
+                running[work.remote(_absolute(task), number, sys.argv, mark, queue)] = task
+            ended, _ = ray.wait(list(running), timeout=_SECONDS_TO_WAIT)
             for number, kind, value in queue.get_nowait_batch(queue.size()):
                 yield Event(kind, tasks[number], value)
             for reference in ended:
@@ -124,7 +125,7 @@ class Cluster:
                 yield Event(kind, running.pop(reference), value)
 
     def _mark(self, base: Path) -> Path:
-        """A file beside the run folders: a machine that does not see it does not share them."""
+        """A file beside the run folders; a machine that cannot see it does not share the path."""
         try:
             base.mkdir(parents=True, exist_ok=True)
             return Path(self.cleanup.enter_context(NamedTemporaryFile(dir=base, prefix=".shared-")).name)
@@ -132,8 +133,8 @@ class Cluster:
             raise IterandError(f"cannot write to the folder of the runs {base}: {error.strerror or error}") from error
 
 
-def _anywhere(task: Task) -> Task:
-    """The task for a process with another working folder and other environment variables."""
+def _absolute(task: Task) -> Task:
+    """The task with absolute paths, for a process with another working folder and environment."""
     return replace(task, folder=task.folder.absolute(), data_dir=data_folder(task.data_dir).absolute())
 
 
@@ -144,33 +145,33 @@ def _outcome(reference: "ObjectRef[Any]") -> tuple[str, dict[str, Any]]:
     try:
         kind, value = ray.get(reference)
         return kind, value
-    except RayTaskError as error:  # before the run began: no iterand on that machine, or no GPU that torch can use
+    except RayTaskError as error:  # before the run started: no iterand on that machine, or no GPU for torch
         return "failed", {"error": f"its worker could not start it: {_first_line(error.cause)}"}
     except RayError as error:
         return "failed", {"error": f"Ray gave it up, {RETRIES} retries included: {_first_line(error)}"}
 
 
 def _stop(running: dict["ObjectRef[Any]", Task]) -> None:
-    """Let the runs save themselves; what does not end soon is ended."""
+    """Ask the runs to save and stop; cancel by force those that do not end soon."""
     import ray
 
     references = list(running)
     for reference in references:
-        ray.cancel(reference)  # not begun: never is; else what Ctrl-C would do there: it saves itself at the next step
+        ray.cancel(reference)  # like Ctrl-C in its process: a run saves a checkpoint at the next step
     left = ray.wait(references, num_returns=len(references), timeout=_SECONDS_TO_SAVE)[1] if references else []
     for reference in left:
         ray.cancel(reference, force=True)
 
 
 def _check_address(address: str) -> None:
-    """Refuse at once what Ray itself would try for minutes."""
+    """Raise at once for an address at which Ray would wait for minutes."""
     if "://" in address:
         raise ValueError(
             f"--address is {address!r}; it must be HOST:PORT or auto, given on a machine of the cluster: "
             "from outside, send the command there with ray job submit"
         )
-    if address == "auto" and _NOTED.exists():
-        address = _NOTED.read_text().strip()
+    if address == "auto" and _ADDRESS_FILE.exists():
+        address = _ADDRESS_FILE.read_text().strip()
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         try:
@@ -192,20 +193,20 @@ def _first_line(error: BaseException) -> str:
 
 
 def _work(task: Task, number: int, command: list[str], mark: Path, queue: "Queue") -> tuple[str, dict[str, Any]]:
-    """What a worker does. Ray gives it the main thread, so that signals, and with them a stop, reach the run."""
+    """The work of a Ray worker. It has the main thread, so signals reach the run and can stop it."""
     from ray.exceptions import RayError
 
-    def say(kind: str, value: dict[str, Any]) -> None:
-        with suppress(RayError):  # nobody listens any more: the run goes on all the same
+    def send(kind: str, value: dict[str, Any]) -> None:
+        with suppress(RayError):  # the queue is gone; the run continues
             queue.put_nowait((number, kind, value))
 
-    sys.argv = command  # the record names the command, not Ray's
+    sys.argv = command  # for the record: the command of the user, not that of the worker
     host = socket.gethostname()
-    say("started", {"host": host, "pid": os.getpid()})
+    send("started", {"host": host, "pid": os.getpid()})
     if not mark.exists():
         return "failed", {"error": f"{host} does not see {mark.parent}: --out must lie on a path all machines share"}
     try:
-        event = do(task, Reporter(lambda value: say("progress", value)))
-    except UnforeseenError as error:
+        event = do(task, Reporter(lambda value: send("progress", value)))
+    except UnexpectedError as error:
         return "failed", {"error": str(error)}
     return event.kind, event.value

@@ -1,9 +1,8 @@
-"""A run to do, what is heard of it, and doing it: what all engines share.
+"""Tasks and events, which all engines share, and the local engine: several processes on this machine.
 
-The local engine: several processes at a time on this machine, each with one run after another.
-
-A process goes on to the next run of its network, which it need not compile again. A run that fails is noted and does
-not touch the others: after an error that nobody foresaw the process ends, since it may have spoilt more."""
+A process does one run after another, preferably of the same network, which is compiled once. A run that fails does not
+stop the others. After an unexpected error the process ends, since its state may be damaged.
+"""
 
 import gc
 import itertools
@@ -33,10 +32,20 @@ from iterand.lab.training.run import run
 from iterand.lab.training.session import Session
 from iterand.lab.training.steps import Execution
 
+logger = logging.getLogger("iterand")
+if sys.platform == "win32":  # no fork
+    from multiprocessing.connection import PipeConnection as Connection
+
+    _CONTEXT = multiprocessing.get_context("spawn")
+else:
+    from multiprocessing.connection import Connection
+
+    _CONTEXT = multiprocessing.get_context("forkserver")
+
 
 @dataclass(frozen=True)
 class Task:
-    """One run to do."""
+    """A run to do: recipe, folder and device."""
 
     label: str
     recipe: Recipe
@@ -48,19 +57,19 @@ class Task:
 
 @dataclass(frozen=True)
 class Event:
-    """What is heard of a task: ``started``, ``progress``, ``done`` (with its record) or ``failed`` (with its error)."""
+    """News of a task: ``started``, ``progress``, ``done`` (with its record) or ``failed`` (with its error)."""
 
     kind: str
     task: Task
     value: dict[str, Any]
 
 
-class UnforeseenError(Exception):
-    """A run ended by an error that may have damaged its process."""
+class UnexpectedError(Exception):
+    """An unexpected error of a run, which may have damaged its process."""
 
 
 def do(task: Task, observer: Observer, request: StopRequest | None = None) -> Event:
-    """Do the run of a task; errors that nobody foresaw are raised as UnforeseenError."""
+    """Do the run of a task; unexpected errors are raised as UnexpectedError."""
     try:
         record = run(
             task.recipe,
@@ -77,19 +86,33 @@ def do(task: Task, observer: Observer, request: StopRequest | None = None) -> Ev
     except (IterandError, ValueError, OSError) as error:
         return Event("failed", task, {"error": str(error)})
     except Exception as error:
-        raise UnforeseenError(f"{type(error).__name__}: {error}") from error
+        raise UnexpectedError(f"{type(error).__name__}: {error}") from error
 
 
-logger = logging.getLogger("iterand")
+class Reporter:
+    """An observer that reports the progress of a run, a few times a second."""
 
-if sys.platform == "win32":  # which cannot fork: children begin from nothing
-    from multiprocessing.connection import PipeConnection as Connection
+    def __init__(self, send: Callable[[dict[str, Any]], None]) -> None:
+        self._send = send
+        self._reported = 0.0
 
-    _CONTEXT = multiprocessing.get_context("spawn")
-else:
-    from multiprocessing.connection import Connection
+    def step(self, session: Session) -> None:
+        """Report progress, unless the last report is recent."""
+        now = time.monotonic()
+        if now - self._reported > 0.3:
+            self._reported = now
+            # Reading the loss would synchronize with a GPU.
+            known = {} if session.device.type == "cuda" else {"loss": float(session.loss_sum) / max(session.seen, 1)}
+            self._report(session, **known)
 
-    _CONTEXT = multiprocessing.get_context("forkserver")
+    def epoch(self, session: Session, metrics: dict[str, Any]) -> None:
+        """Report the metrics of an epoch."""
+        self._report(session, loss=metrics["train_loss"], validation_accuracy=metrics["validation_accuracy"])
+
+    def _report(self, session: Session, **more: float) -> None:
+        steps = session.steps_per_epoch
+        done = session.epoch * steps + session.step
+        self._send({"done": done, "total": steps * session.recipe.training.epochs, **more})
 
 
 @dataclass
@@ -98,15 +121,15 @@ class _Running:
     connection: Connection
     task: Task
     ended: bool = False
-    """Whether its task is done or has failed."""
+    """Whether its task has ended, done or failed."""
     idle: bool = False
-    """Whether it waits for another."""
+    """Whether it waits for another task."""
 
 
 def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[Event]:
-    """Do the tasks in ``jobs`` processes at a time, and say how they go."""
-    # Children are forked from a server that has imported torch and touched no GPU. On a CPU it also imports what every
-    # optimizer needs and takes seconds; whether that looks for a GPU is torch's own business.
+    """Do the tasks in ``jobs`` processes at a time, and yield their events."""
+    # Children are forked from a server that has imported torch and has not initialized CUDA. On a CPU the server also
+    # imports torch._dynamo, which every optimizer needs and which takes seconds; it might initialize CUDA.
     on_cpu = all(task.device == "cpu" for task in tasks)
     _CONTEXT.set_forkserver_preload(["iterand.lab.training.run", *(["torch._dynamo"] if on_cpu else [])])
     threads = threads_each(tasks, jobs)
@@ -132,17 +155,17 @@ def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[Event]:
                         yield _give(entry, alike[0])
                     else:
                         running.remove(entry)
-                        entry.connection.close()  # which ends its loop
+                        entry.connection.close()  # ends its loop
                         entry.process.join()
     finally:
         _stop(running)
 
 
 def threads_each(tasks: Sequence[Task], jobs: int) -> int:
-    """How many threads each process gets; 0 for as many as torch likes.
+    """How many threads each process gets; 0 for torch's default.
 
-    On a CPU sums depend on their number, so there it is the recipe's business. Where a GPU does the sums, threads only
-    help to write tickets and the like, and many times more of them than there are cores wait for each other.
+    On a CPU results depend on the number of threads, so the recipe decides. On a GPU threads only help to write tickets
+    and the like, and more threads than cores slow each other down.
     """
     if any(task.device == "cpu" for task in tasks):
         return 0
@@ -150,9 +173,9 @@ def threads_each(tasks: Sequence[Task], jobs: int) -> int:
 
 
 def _start_server() -> None:
-    """Start what children are forked from, deaf to Ctrl-C: that is the business of this process alone."""
+    """Start the server that children are forked from. It ignores Ctrl-C, which this process handles."""
     if threading.current_thread() is not threading.main_thread():
-        return  # only there signals can be set
+        return  # signal handlers can only be set in the main thread
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         forkserver.ensure_running()
@@ -160,24 +183,24 @@ def _start_server() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def _give(entry: _Running, task: Task) -> Event:
-    """Give a process something to do."""
-    entry.task, entry.ended, entry.idle = task, False, False
-    with suppress(OSError):  # it was killed: that is heard next
-        entry.connection.send(task)
-    return Event("started", task, {})
-
-
 def _by_network(tasks: Sequence[Task]) -> list[Task]:
-    """The tasks with those of one network after another, so that it is compiled once."""
+    """The tasks grouped by network, so that each is compiled once."""
     alike: dict[NetworkRecipe, list[Task]] = {}
     for task in tasks:
         alike.setdefault(task.recipe.network, []).append(task)
     return list(itertools.chain.from_iterable(alike.values()))
 
 
+def _give(entry: _Running, task: Task) -> Event:
+    """Send a task to a process."""
+    entry.task, entry.ended, entry.idle = task, False, False
+    with suppress(OSError):  # it was killed, which _listen reports next
+        entry.connection.send(task)
+    return Event("started", task, {})
+
+
 def _listen(entry: _Running, running: list[_Running]) -> Iterator[Event]:
-    """All that a process has said; one that can say nothing more is no longer running."""
+    """The events of a process so far; a process that has ended is removed from ``running``."""
     try:
         while not entry.idle and entry.connection.poll():
             kind, value = entry.connection.recv()
@@ -193,12 +216,12 @@ def _listen(entry: _Running, running: list[_Running]) -> Iterator[Event]:
 
 
 def _stop(running: list[_Running]) -> None:
-    """Let the runs save themselves; what does not end soon is ended."""
+    """Ask the runs to save and stop; kill those that do not end within 30 s."""
     if running:
         logger.warning("stopping: runs that go on are being saved")
     for entry in running:
         if entry.process.pid is not None:
-            entry.process.terminate()  # SIGTERM: a run saves itself at the next step
+            entry.process.terminate()  # SIGTERM: the run saves a checkpoint at the next step
         entry.connection.close()
     deadline = time.monotonic() + 30
     for entry in running:
@@ -208,40 +231,16 @@ def _stop(running: list[_Running]) -> None:
             entry.process.kill()
 
 
-class Reporter:
-    """An observer that tells how far a run is, a few times a second."""
-
-    def __init__(self, tell: Callable[[dict[str, Any]], None]) -> None:
-        self._tell = tell
-        self._said = 0.0
-
-    def step(self, session: Session) -> None:
-        """Tell how far the run is, if the last time was a while ago."""
-        now = time.monotonic()
-        if now - self._said > 0.3:
-            self._said = now
-            # Reading the loss would make the host wait for a GPU, and the GPU then for the host.
-            known = {} if session.device.type == "cuda" else {"loss": float(session.loss_sum) / max(session.seen, 1)}
-            self._report(session, **known)
-
-    def epoch(self, session: Session, metrics: dict[str, Any]) -> None:
-        """Tell that an epoch is done."""
-        self._report(session, loss=metrics["train_loss"], validation_accuracy=metrics["validation_accuracy"])
-
-    def _report(self, session: Session, **more: float) -> None:
-        steps = session.steps_per_epoch
-        done = session.epoch * steps + session.step
-        self._tell({"done": done, "total": steps * session.recipe.training.epochs, **more})
-
-
 def _work(connection: Connection, threads: int) -> None:
-    def say(kind: str, value: dict[str, Any]) -> None:
-        with suppress(OSError):  # nobody listens any more: the run goes on all the same
+    """The loop of a process: receive a task, do it, send events."""
+
+    def send(kind: str, value: dict[str, Any]) -> None:
+        with suppress(OSError):  # the parent is gone; the run continues
             connection.send((kind, value))
 
     if threads:
         torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which asks with SIGTERM
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and sends SIGTERM
     with stop_request() as request:
         while True:
             try:
@@ -251,10 +250,10 @@ def _work(connection: Connection, threads: int) -> None:
             if request.asked:
                 return
             try:
-                event = do(task, Reporter(lambda value: say("progress", value)), request)
-            except UnforeseenError as error:
-                say("failed", {"error": str(error)})
+                event = do(task, Reporter(lambda value: send("progress", value)), request)
+            except UnexpectedError as error:
+                send("failed", {"error": str(error)})
                 return
-            say(event.kind, event.value)
-            gc.collect()  # a recorded graph and its memory
-            say("idle", {})
+            send(event.kind, event.value)
+            gc.collect()  # frees a captured graph and its memory
+            send("idle", {})

@@ -1,4 +1,4 @@
-"""Running an experiment: which runs are missing, how long they take, what came out."""
+"""Running experiments: the runs of their cells, estimates of GPU time, and the results."""
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from iterand.lab.training.folder import default_path
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.steps import Execution
 
-MULTIPLY_ADDS = {  # of one example forwards at ρ = 1; of a review as long as the mean
+MULTIPLY_ADDS = {  # of the forward pass of one example at ρ = 1; for IMDB a review of mean length
     "digits_conv": 0.4e6,
     "conv6": 154e6,
     "resnet18_cifar": 555e6,
@@ -31,32 +31,68 @@ MULTIPLY_ADDS = {  # of one example forwards at ρ = 1; of a review as long as t
 }
 TRAINING_EXAMPLES = {"digits": 1_197, "cifar10": 45_000, "imagenet": 1_268_355, "imdb": 17_500}
 
-_OPERATIONS_A_SECOND = 1e14  # what a data-centre GPU of today makes of convolutions in bfloat16
-_SHORTEST_STEP = 2e-3  # seconds: launching the work of a step takes that long, however small it is
-_RECURRENT_STEP = 4e-2  # an LSTM reads one word after the other
-
-
-def gpu_minutes(recipes: Iterable[Recipe]) -> float:
-    """Minutes on one GPU for all of these runs, one after the other."""
-    return sum(_seconds(recipe) for recipe in recipes) / 60
-
-
-def _seconds(recipe: Recipe) -> float:
-    network, data, training = recipe.network, recipe.data, recipe.training
-    examples = TRAINING_EXAMPLES[data.name]
-    steps = min(examples, data.limit or examples) / training.batch_size * training.epochs
-    # Forwards once and backwards twice, each multiply-add two operations.
-    operations = 6 * MULTIPLY_ADDS[network.name] * network.width_factor**2 * training.batch_size
-    shortest = _RECURRENT_STEP if data.name == "imdb" else _SHORTEST_STEP
-    return float(steps * max(shortest, operations / _OPERATIONS_A_SECOND))
-
+_OPERATIONS_A_SECOND = 1e14  # of convolutions in bfloat16 on a data-centre GPU
+_SHORTEST_STEP = 2e-3  # seconds to launch the kernels of a step
+_RECURRENT_STEP = 4e-2  # seconds of a step of an LSTM, which is sequential
 
 Engine = Callable[[Sequence[Task], int], Iterator[Event]]
 
 
+class Sweep:
+    """The runs of some experiments; a run that several cells share is done once."""
+
+    def __init__(
+        self,
+        experiments: Sequence[Experiment],
+        base: Path,
+        *,
+        device: str,
+        data_dir: Path | None = None,
+        seeds: int | None = None,
+        execution: Execution | None = None,
+    ) -> None:
+        self.results = {
+            entry.name: [CellResult(cell, entry.measure) for cell in entry.cells] for entry in experiments
+        }  # fmt: skip
+        self._owners: dict[str, list[CellResult]] = {}
+        self._tasks: dict[str, Task] = {}
+        for entry in experiments:
+            for cell, result in zip(entry.cells, self.results[entry.name]):
+                for recipe in cell.runs(seeds or entry.seeds):
+                    run = recipe_file.digest(recipe)
+                    label = f"{entry.name}/{cell.label}, seed {recipe.seed}"
+                    folder = default_path(recipe, base)
+                    task = Task(label, recipe, folder, device, data_dir, execution or Execution())
+                    self._tasks.setdefault(run, task)
+                    self._owners.setdefault(run, []).append(result)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The runs, each once."""
+        return list(self._tasks.values())
+
+    def run(
+        self, jobs: int, listen: Callable[[Event], None] = lambda event: None, engine: Engine | None = None
+    ) -> None:
+        """Do every run with an engine, by default the local one; skip complete runs, continue after failed ones."""
+        for event in (engine or run_tasks)(self.tasks, jobs):
+            listen(event)
+            for result in self._owners[recipe_file.digest(event.task.recipe)]:
+                if event.kind == "done":
+                    result.records.append(event.value)
+                elif event.kind == "failed":
+                    result.errors.append(f"{event.task.label}: {event.value['error']}")
+        for cells in self.results.values():
+            for result in cells:
+                result.records.sort(key=lambda record: record["recipe"]["seed"])
+
+
 @dataclass
 class CellResult:
-    """What came out of a cell's runs."""
+    """The records and errors of the runs of a cell."""
 
     cell: Cell
     measure: str = "test_accuracy"
@@ -64,7 +100,7 @@ class CellResult:
     errors: list[str] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
-        """Mean ± standard deviation (of a sample) of what is measured, and what is the same in all runs."""
+        """Mean and sample standard deviation of the measure, and the values that all runs share."""
         results = [record["result"] for record in self.records]
         accuracies = [result["test_accuracy"] for result in results]
         values = [_measured(record, self.measure) for record in self.records]
@@ -92,77 +128,6 @@ class CellResult:
         }
 
 
-class Sweep:
-    """The runs of some experiments; one that several cells ask for is done once."""
-
-    def __init__(
-        self,
-        experiments: Sequence[Experiment],
-        base: Path,
-        *,
-        device: str,
-        data_dir: Path | None = None,
-        seeds: int | None = None,
-        execution: Execution | None = None,
-    ) -> None:
-        self.results = {
-            entry.name: [CellResult(cell, entry.measure) for cell in entry.cells] for entry in experiments
-        }  # fmt: skip
-        self._owners: dict[str, list[CellResult]] = {}
-        self._tasks: dict[str, Task] = {}
-        for entry in experiments:
-            for cell, result in zip(entry.cells, self.results[entry.name]):
-                for recipe in cell.runs(seeds or entry.seeds):
-                    run = recipe_file.digest(recipe)
-                    label = f"{entry.name}/{cell.label}, seed {recipe.seed}"
-                    place = default_path(recipe, base)
-                    task = Task(label, recipe, place, device, data_dir, execution or Execution())
-                    self._tasks.setdefault(run, task)
-                    self._owners.setdefault(run, []).append(result)
-
-    def __len__(self) -> int:
-        return len(self._tasks)
-
-    @property
-    def tasks(self) -> list[Task]:
-        """The runs, each once."""
-        return list(self._tasks.values())
-
-    def run(
-        self, jobs: int, listen: Callable[[Event], None] = lambda event: None, engine: Engine | None = None
-    ) -> None:
-        """Do every run, on this machine or by an engine; a complete one is not done again, a failed one stops none."""
-        for event in (engine or run_tasks)(self.tasks, jobs):
-            listen(event)
-            for result in self._owners[recipe_file.digest(event.task.recipe)]:
-                if event.kind == "done":
-                    result.records.append(event.value)
-                elif event.kind == "failed":
-                    result.errors.append(f"{event.task.label}: {event.value['error']}")
-        for cells in self.results.values():
-            for result in cells:
-                result.records.sort(key=lambda record: record["recipe"]["seed"])
-
-
-def distinct_runs(experiments: Sequence[Experiment]) -> list[Recipe]:
-    """The recipes of all runs, each once."""
-    recipes = (recipe for entry in experiments for cell in entry.cells for recipe in cell.runs(entry.seeds))
-    return list({recipe_file.digest(recipe): recipe for recipe in recipes}.values())
-
-
-def only(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
-    """What is left of experiments of the cells whose EXPERIMENT/LABEL a glob pattern fits."""
-    left = [
-        replace(entry, cells=tuple(cell for cell in entry.cells if fnmatchcase(f"{entry.name}/{cell.label}", pattern)))
-        for entry in experiments
-    ]
-    found = [entry for entry in left if entry.cells]
-    if not found:
-        example = f"{experiments[0].name}/{experiments[0].cells[0].label}"
-        raise ValueError(f"no cell fits the pattern {pattern!r}; cells are called like {example!r}")
-    return found
-
-
 def _measured(record: dict[str, Any], measure: str) -> float:
     if measure == "last_validation_accuracy":
         return float(record["metrics"][-1]["validation_accuracy"])
@@ -180,3 +145,37 @@ def _mean(values: list[float]) -> float | None:
 
 def _deviation(values: list[float]) -> float | None:
     return statistics.stdev(values) if len(values) > 1 else None
+
+
+def distinct_runs(experiments: Sequence[Experiment]) -> list[Recipe]:
+    """The recipes of all runs, each once."""
+    recipes = (recipe for entry in experiments for cell in entry.cells for recipe in cell.runs(entry.seeds))
+    return list({recipe_file.digest(recipe): recipe for recipe in recipes}.values())
+
+
+def only(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
+    """The experiments with only the cells whose EXPERIMENT/LABEL matches a glob pattern."""
+    left = [
+        replace(entry, cells=tuple(cell for cell in entry.cells if fnmatchcase(f"{entry.name}/{cell.label}", pattern)))
+        for entry in experiments
+    ]
+    found = [entry for entry in left if entry.cells]
+    if not found:
+        example = f"{experiments[0].name}/{experiments[0].cells[0].label}"
+        raise ValueError(f"no cell fits the pattern {pattern!r}; cells are called like {example!r}")
+    return found
+
+
+def gpu_minutes(recipes: Iterable[Recipe]) -> float:
+    """An estimate of the minutes of all these runs on one GPU, one after the other."""
+    return sum(_seconds(recipe) for recipe in recipes) / 60
+
+
+def _seconds(recipe: Recipe) -> float:
+    network, data, training = recipe.network, recipe.data, recipe.training
+    examples = TRAINING_EXAMPLES[data.name]
+    steps = min(examples, data.limit or examples) / training.batch_size * training.epochs
+    # The backward pass costs twice the forward pass; a multiply-add is two operations.
+    operations = 6 * MULTIPLY_ADDS[network.name] * network.width_factor**2 * training.batch_size
+    shortest = _RECURRENT_STEP if data.name == "imdb" else _SHORTEST_STEP
+    return float(steps * max(shortest, operations / _OPERATIONS_A_SECOND))
