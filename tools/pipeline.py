@@ -1,6 +1,6 @@
 """Images a second of the ImageNet pipeline, alone and in training, beside a bare loop that decodes.
 
-    python benchmarks/pipeline.py [--tree DIR] [--workers N ...] [--device cpu|cuda] [--json FILE]
+    python tools/pipeline.py [--tree DIR] [--workers N ...] [--device cpu|cuda] [--json FILE]
 
 DIR holds ``train`` and ``val``; without it images are made up. Its images are measured as they are, and enlarged to
 500×375, the usual size of ImageNet's; for training, links to them make an epoch long. Each figure is the best of some
@@ -272,7 +272,7 @@ def command(arguments: argparse.Namespace) -> str:
     tree = "--tree DIR " if arguments.tree else ""
     workers = " ".join(map(str, arguments.workers))
     rounds = f"--rounds {arguments.rounds} --seconds {arguments.seconds}"
-    return f"python benchmarks/pipeline.py {tree}{rounds} --batch-size {arguments.batch_size} --workers {workers}"
+    return f"python tools/pipeline.py {tree}{rounds} --batch-size {arguments.batch_size} --workers {workers}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Draws docs/images/method.svg: one layer through a round of IteRand, with the package's own functions.
 
-Run from the repository: python docs/draw_method.py
+Run from the repository: python tools/draw_method.py
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import nn
 
 import iterand
 
-TARGET = Path(__file__).parent / "images" / "method.svg"
+TARGET = Path(__file__).parents[1] / "docs" / "images" / "method.svg"
 BLUE, GRAY = "#1c6dd0", "#8a8f98"
 
 

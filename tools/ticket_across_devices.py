@@ -1,7 +1,7 @@
 """A ticket written on one machine must give the same network, bit for bit, on another.
 
-    python benchmarks/ticket_across_devices.py make DIR --device cuda    on one machine
-    python benchmarks/ticket_across_devices.py check DIR --device cpu    on the other, with DIR copied there
+    python tools/ticket_across_devices.py make DIR --device cuda    on one machine
+    python tools/ticket_across_devices.py check DIR --device cpu    on the other, with DIR copied there
 
 ``make`` searches a little (scores trained, weights redrawn in many rounds), writes a ticket a case, and notes the
 SHA-256 of the masked model's tensors. ``check`` loads the tickets and compares.

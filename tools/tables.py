@@ -1,7 +1,7 @@
 """Put the measured tables into benchmarks/README.md, from the records beside it.
 
 iterand bench step --json > benchmarks/records/step-h200.json
-python benchmarks/tables.py
+python tools/tables.py
 """
 
 import json

@@ -1,6 +1,6 @@
 """Draws docs/images/beyond.svg: our recipes over sparsity, from the records, beside the paper's IMP and IteRand.
 
-Run from the repository: python docs/draw_beyond.py
+Run from the repository: python tools/draw_beyond.py
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from iterand.lab.experiments.paper import OPENLTH, SPARSITIES
 from iterand.lab.report.assembly import Outcome, read_report
 from iterand.lab.report.formatting import Summary
 
-HERE = Path(__file__).parent
-TARGET = HERE / "images" / "beyond.svg"
+ROOT = Path(__file__).parents[1]
+TARGET = ROOT / "docs" / "images" / "beyond.svg"
 BLUE, ORANGE, GRAY, GREEN = "#1c6dd0", "#c2500a", "#8a8f98", "#2b8a3e"
 
 
 def main() -> None:
     """A panel for each network that the paper prunes by magnitude."""
-    report = read_report(HERE.parent / "results")
+    report = read_report(ROOT / "results")
     best = next(outcome for outcome in report.outcomes if outcome.experiment.name == "best")
     mpl.rcParams.update({"svg.hashsalt": "iterand", "svg.fonttype": "none", "font.family": "sans-serif"})
     figure, axes = plt.subplots(1, len(OPENLTH), figsize=(10, 3.4), layout="constrained")

@@ -1,6 +1,6 @@
 """Convolutions with few channels on a GPU: our kernels beside the library's, microseconds a call.
 
-python benchmarks/convolution.py [OUT.json]     batch 128, bfloat16, channels last; both gradients at once
+python tools/convolution.py [OUT.json]     batch 128, bfloat16, channels last; both gradients at once
 """
 
 import argparse

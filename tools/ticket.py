@@ -1,6 +1,6 @@
 """Size of tickets beside their entropy bound and other ways to store a network; where the time of writing one goes.
 
-    python benchmarks/ticket.py --output docs/records/ticket.json [--only sizes|speed|table|draws]
+    python tools/ticket.py --output results/records/benchmarks/ticket.json [--only sizes|speed|table|draws]
 
 The networks are searched by moving their scores at random, not by training: what a ticket costs depends on how many
 weights are kept and how often they were redrawn, not on what the network has learned. ``zstandard`` is needed for the

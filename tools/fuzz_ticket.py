@@ -1,6 +1,6 @@
 """Open mutated tickets, and see that each is refused in one sentence or is still the same network.
 
-    python benchmarks/fuzz_ticket.py --files 100000 --seed 0 --output docs/records/fuzz-ticket.json
+    python tools/fuzz_ticket.py --files 100000 --seed 0 --output results/records/benchmarks/fuzz-ticket.json
 
 Every second mutation repairs the checksum afterwards, so that the checks behind it are reached. What counts as a
 finding: any other exception than TicketError, a refusal of more than one line, or a file that is accepted and gives

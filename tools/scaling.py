@@ -1,7 +1,7 @@
-"""The cost model of docs/scaling.md: what a run on many GPUs exchanges, holds and takes.
+"""The cost model of docs/explanation/scaling.md: what a run on many GPUs exchanges, holds and takes.
 
-python benchmarks/scaling.py table [INPUTS]     from measured steps of one GPU, docs/records/scaling.json
-python benchmarks/scaling.py measure OUT        what a weight costs on this machine, docs/records/scaling-host.json
+python tools/scaling.py table [INPUTS]     from measured steps of one GPU, results/records/benchmarks/scaling.json
+python tools/scaling.py measure OUT        what a weight costs on this machine, results/records/benchmarks/scaling-host.json
 """
 
 import argparse
@@ -27,7 +27,7 @@ from iterand.lab.training.folder import CHECKPOINT, snapshot, write_checkpoint
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.session import Session
 
-INPUTS = Path(__file__).parents[1] / "docs" / "records" / "scaling.json"
+INPUTS = Path(__file__).parents[1] / "results" / "records" / "benchmarks" / "scaling.json"
 RANKS = (1, 8, 64)
 RECIPES = ("imagenet-resnet34", "imagenet-resnet50", "imagenet-resnet101", "imagenet-wide-resnet50-2")
 
