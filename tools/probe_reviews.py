@@ -1,4 +1,4 @@
-"""Why a pruned LSTM hardly learns from film reviews (results/README.md): one change at a time, on a core of a CPU.
+"""Why a pruned LSTM hardly learns from film reviews: one change at a time, on a core of a CPU.
 
 Run from the repository: python tools/probe_reviews.py DATA_DIR START [WORDS EPOCHS] > FILE, with a START of those below
 and how many words of each review are read, the last ones, where its verdict stands.

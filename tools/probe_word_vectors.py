@@ -1,7 +1,7 @@
-"""Film reviews with word vectors that were trained before (results/README.md): do the paper's numbers rest on them?
+"""Film reviews with pretrained word vectors (docs/guides/reproduce.md): do the paper's numbers rest on them?
 
-Run from the repository: python tools/probe_word_vectors.py DATA_DIR VECTORS METHOD SEED FILE [masked]. VECTORS is a text
-file of GloVe's form (a word and its 100 numbers a line, as in glove.6B.100d.txt); words that it does not have are
+Run from the repository: python tools/probe_word_vectors.py DATA_DIR VECTORS METHOD SEED FILE [masked]. VECTORS is a
+text file of GloVe's form (a word and its 100 numbers a line, as in glove.6B.100d.txt); words that it does not have are
 N(0, 1), so with an empty file all are. METHOD is sgd, edge_popup or iterand. FILE is written after every epoch.
 
 Rates, batches, epochs and forget gates are those of the recipes lstm and lstm-sgd, and so are the random weights of a

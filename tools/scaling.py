@@ -1,7 +1,9 @@
-"""The cost model of docs/explanation/scaling.md: what a run on many GPUs exchanges, holds and takes.
+"""The cost model of docs/explanation/scaling.md: bytes, memory and time of a run on many GPUs.
 
-python tools/scaling.py table [INPUTS]     from measured steps of one GPU, results/records/benchmarks/scaling.json
-python tools/scaling.py measure OUT        what a weight costs on this machine, results/records/benchmarks/scaling-host.json
+python tools/scaling.py table [INPUTS]     from measured steps of one GPU, by default of scaling.json
+python tools/scaling.py measure OUT        what a weight costs on this machine: scaling-host.json
+
+Both records are in results/records/benchmarks.
 """
 
 import argparse
