@@ -265,8 +265,8 @@ def theory_limit() -> Lines:
         estimate = _interval(simulated) if simulated else ""
         verdict = "false" if false else "holds, though its proof does not"
         rows.append([f"{row['delta']:g}", str(row["rounds"]), f"{row['at_least']:.3g}", estimate, verdict])
-    text = f"*Failure at width 2 for f(x) = x with the paper's R, ε = {record['epsilon']:g}; simulated with the best draws and "
-    text += "masks: 20,000 trials, 99 % Clopper-Pearson intervals; `iterand theory simulate --rounds R`.*"
+    text = f"*Failure at width 2 for f(x) = x with the paper's R, ε = {record['epsilon']:g}; simulated with the best "
+    text += "draws and masks: 20,000 trials, 99 % Clopper-Pearson intervals; `iterand theory simulate --rounds R`.*"
     head = ["δ", "R of Proposition 4.3", "failure at least", "simulated", "Proposition 4.3"]
     return [text, "", *markdown(head, rows)]
 

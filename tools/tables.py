@@ -10,7 +10,7 @@ A table is what is between ``<!-- table: NAME -->`` and ``<!-- end -->``: a capt
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -32,30 +32,24 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def filled(page: str, tables: Mapping[str, Callable[[], Lines]] | None = None) -> str:
+def filled(page: str) -> str:
     """A page with its tables as the records have them."""
-    known = TABLES if tables is None else tables
 
     def one(found: re.Match[str]) -> str:
         begin, name, end = found.groups()
-        if name not in known:
-            raise SystemExit(f"there is no table {name!r}; there are {', '.join(sorted(known))}")
-        return "\n".join([begin, *known[name](), "", end])
+        if name not in TABLES:
+            raise SystemExit(f"there is no table {name!r}; there are {', '.join(sorted(TABLES))}")
+        return "\n".join([begin, *TABLES[name](), "", end])
 
     if page.count("<!-- table: ") != len(_MARKED.findall(page)):
         raise SystemExit("a table has no end: each needs <!-- table: NAME --> and <!-- end --> on lines of their own")
     return _MARKED.sub(one, page)
 
 
-def stale(paths: Iterable[Path]) -> list[str]:
-    """Each stale table as PAGE: NAME."""
-    found = []
-    for path in paths:
-        page = path.read_text(encoding="utf-8")
-        for before, after in zip(_MARKED.finditer(page), _MARKED.finditer(filled(page))):
-            if before[0] != after[0]:
-                found.append(f"{path.relative_to(ROOT)}: {before[2]}")
-    return found
+def stale(page: str) -> list[str]:
+    """The names of the tables of a page that are not as the records have them."""
+    both = zip(_MARKED.finditer(page), _MARKED.finditer(filled(page)))
+    return [before[2] for before, after in both if before[0] != after[0]]
 
 
 @cache
@@ -503,8 +497,9 @@ def main(arguments: Sequence[str]) -> int:
     if arguments == ["--list"]:
         print("\n".join(TABLES))
     elif arguments == ["--check"]:
-        found = stale(pages())
-        print("".join(f"{name} is stale; run python tools/tables.py\n" for name in found), end="")
+        found = [(path, name) for path in pages() for name in stale(path.read_text(encoding="utf-8"))]
+        for path, name in found:
+            print(f"{path}: table {name} is stale; run python tools/tables.py")
         return 1 if found else 0
     elif arguments:
         print(__doc__)
