@@ -1,4 +1,4 @@
-"""The code in README.md and docs/explanation/beyond.md, run as it is printed."""
+"""The code in README.md and docs/beyond.md, run as it is printed."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ import iterand
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-BEYOND = (ROOT / "docs" / "explanation" / "beyond.md").read_text()
+BEYOND = (ROOT / "docs" / "beyond.md").read_text()
 
 
 def blocks(page):

@@ -123,11 +123,7 @@ def test_what_is_no_table_is_named(page, sentence):
 def test_a_row_for_every_cell_of_best(name):
     lines = rows(name)
     for cell in cells("best"):
-        if name == BEYOND and "dense" in cell.cell.label:
-            label = cell.cell.label.removesuffix(", dense SGD")
-        else:
-            label = cell.cell.label
-        (own,) = [line for line in lines if line.startswith(f"| {label} |")]
+        (own,) = [line for line in lines if line.startswith(f"| {cell.cell.label} |")]
         assert said(cell) in own
 
 
@@ -238,7 +234,7 @@ def test_the_sparsity_table():
 
 
 def test_the_columns_of_the_overviews():
-    lines = rows_of(tables.best_columns())
+    lines = rows_of(tables.best())
     for network in OPENLTH:
         own = [cell for cell in cells("best") if cell.cell.label.startswith(f"{network}, p")]
         assert f"| {network}, ours | {' | '.join(map(said, own))} |" in lines

@@ -198,6 +198,77 @@ def engine_runs() -> Lines:
     return [text, "", *markdown(head, rows)]
 
 
+def ticket_sizes() -> Lines:
+    """Tickets of whole networks beside their entropy."""
+    titles = {"conv6": ("Conv6", 0.5), "resnet18_cifar": ("ResNet18", 0.6), "resnet50_imagenet": ("ResNet50", 0.7)}
+    rows = []
+    for entry in read_json("ticket.json")["sizes"]:
+        if entry["width_factor"] != 1:
+            continue
+        title, share = titles[entry["network"]]
+        rows.append([
+            f"{title}, p = {share:g} ({entry['weights'] / 1e6:.2f}M weights)", f"{entry['float32_bytes'] / 1e6:.1f} MB",
+            f"{entry['entropy_bound_bytes'] / 1e6:.3f} MB", f"**{entry['ticket_bytes'] / 1e6:.3f} MB**",
+            f"{entry['over_bound_percent']:.2f} %", f"{entry['bits_a_weight']:.2f}",
+        ])  # fmt: skip
+    text = "*Random networks of these shapes, `signed_constant`; `python tools/ticket.py`.*"
+    head = ["network", "float32", "bound", "ticket", "above the bound", "bits per weight"]
+    return [text, "", *markdown(head, rows)]
+
+
+def ticket_storage() -> Lines:
+    """A ticket beside other ways to store the same weights."""
+    kinds = ("float32_bytes", "float16_bytes", "zstd_float32_bytes", "ticket_bytes", "entropy_bound_bytes")
+    rows = []
+    for entry in read_json("ticket.json")["table"]:
+        sizes = [f"{entry[kind] / 1e6:.{2 if number < 2 else 3}f}" for number, kind in enumerate(kinds)]
+        sizes[3] = f"**{sizes[3]}**"
+        rows.append([f"{entry['sparsity']:g}", *sizes])
+    text = "*Conv6, `signed_constant`, in MB, over the sparsity p; `python tools/ticket.py`.*"
+    head = ["p", "float32", "float16", "float32, zstd -19", "ticket", "bound"]
+    return [text, "", *markdown(head, rows, left=0)]
+
+
+_IMAGES = {"as it is": "224×224"}
+_BY = {"a bare loop": "one loop"}
+
+
+def pipeline() -> Lines:
+    """Decoding images on two cores."""
+    record = read_json("pipeline.json")
+    rows = [
+        [_IMAGES.get(row["images"], row["images"]), row["from"], _BY.get(row["by"], row["by"]),
+         f"{row['images_per_second']:,.0f}", f"{row['images_per_second_of_one_processor']:,.0f}",
+         f"{row['own_microseconds_per_image']:,.0f}"]
+        for row in record["pipeline"]
+    ]  # fmt: skip
+    hardware = record["hardware"]
+    text = f"*Best of 4 rounds of 0.4 s, batches of {record['batch_size']}; {hardware['cores']} cores of "
+    text += f"{hardware['cpu']}; `{_as_tool(record['command'])}`.*"
+    head = ["images", "from", "by", "images/s", "images per CPU second", "main process, µs per image"]
+    return [text, "", *markdown(head, rows, left=3)]
+
+
+def pipeline_16_cores() -> Lines:
+    """The same over the number of processes."""
+    record = read_json("pipeline-16-cores.json")
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for row in record["pipeline"]:
+        place = _IMAGES.get(row["images"], row["images"]), row["from"]
+        found.setdefault(place, {})[row["by"]] = f"{row['images_per_second']:,.0f}"
+    ways = list(dict.fromkeys(row["by"] for row in record["pipeline"]))
+    rows = [[*place, *(speeds.get(way, "–") for way in ways)] for place, speeds in found.items()]
+    hardware = record["hardware"]
+    text = f"*Images per second, synthetic images, one run; {hardware['cores']} cores of {hardware['cpu']}, of which "
+    text += f"other programs used up to 10, and {hardware['gpu']}; `{_as_tool(record['command'])}`.*"
+    return [text, "", *markdown(["images", "from", *(_BY.get(way, way) for way in ways)], rows, left=2)]
+
+
+def _as_tool(command: str) -> str:
+    """A command of a record whose program has moved."""
+    return command.replace("python benchmarks/", "python tools/")
+
+
 def scaling_costs() -> Lines:
     """The cost model for the paper's networks on ImageNet."""
     record = read_json("scaling.json")
@@ -355,6 +426,10 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "engine-norms": engine_norms,
     "engine-side-by-side": engine_side_by_side,
     "engine-runs": engine_runs,
+    "ticket-sizes": ticket_sizes,
+    "ticket-storage": ticket_storage,
+    "pipeline": pipeline,
+    "pipeline-16-cores": pipeline_16_cores,
     "scaling": scaling_costs,
     "scaling-billion": scaling_billion,
     "theory-failure": theory_failure,

@@ -126,8 +126,9 @@ def digits() -> Lines:
         result = cell.runs[0].result
         trained = cell.cell.recipe.method.trains_weights
         tickets = cell.mean("ticket_bytes")
+        ours = "**" if cell.cell.label == "IteRand" else ""
         rows.append([
-            cell.cell.label, "yes" if trained else "never", accuracy(cell, 5),
+            f"{ours}{cell.cell.label}{ours}", "yes" if trained else "never", f"{ours}{accuracy(cell, 5)}{ours}",
             f"{result['kept']:,} / {result['weights']:,}", size(4 * result["weights"]),
             size(tickets) if tickets else "—",
         ])  # fmt: skip
@@ -318,8 +319,8 @@ def standard_errors(cell: CellOutcome) -> float:
     return compare(ours, paper).difference / (ours.std**2 / ours.n + paper.std**2 / 3) ** 0.5
 
 
-def best_columns() -> Lines:
-    """The same, a column for each sparsity."""
+def best() -> Lines:
+    """Our recipes beside the paper's magnitude pruning, a column for each sparsity."""
     rows, found = [], []
     for network in sorted(OPENLTH):
         own = [cells("best", network=network, method="IteRand")[share,] for share in SPARSITIES]
@@ -340,7 +341,7 @@ def best_columns() -> Lines:
     return [*caption(what, found, 4, "iterand reproduce best"), *markdown(head, rows)]
 
 
-def best() -> Lines:
+def best_cells() -> Lines:
     """Every cell of our recipes that has runs."""
     found = [cell for cell in outcome("best").cells if cell.summary]
     rows = [[cell.cell.label, accuracy(cell), of_paper(cell.cell.paper), delta(cell)] for cell in found]
@@ -356,12 +357,12 @@ def best_dense() -> Lines:
         recipe = dense.cell.recipe
         found += [dense, ours]
         rows.append([
-            str(network), accuracy(dense, 3), str(recipe.training.epochs),
+            dense.cell.label, accuracy(dense, 3), str(recipe.training.epochs),
             f"{recipe.learning_rate.initial:g}, {recipe.optimizer.weight_decay:g}",
             accuracy(ours, 3), str(ours.cell.recipe.training.epochs),
         ])  # fmt: skip
     what = "Trained weights beside our tickets at p = 0.5 on CIFAR-10, test accuracy in %"
-    head = ["", "dense SGD", "epochs", "learning rate, weight decay", "ticket, p = 0.5", "epochs"]
+    head = ["", "test", "epochs", "learning rate, weight decay", "ticket, p = 0.5", "epochs"]
     return [*caption(what, found, 3, "iterand reproduce best"), *markdown(head, rows)]
 
 
@@ -480,9 +481,9 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "imdb-runs": imdb_runs,
     "word-vectors": word_vectors,
     "best": best,
+    "best-cells": best_cells,
     "best-networks": best_networks,
     "best-imp": best_imp,
-    "best-columns": best_columns,
     "best-dense": best_dense,
     "ablation": ablation,
     "norm-statistics": norm_statistics,
