@@ -207,11 +207,19 @@ PAGES = {"cli.md": cli_page, "recipe.md": recipe_page}
 def stale() -> list[str]:
     """The pages that differ from what would be written."""
     paths = {name: REFERENCE / name for name in PAGES}
-    return [name for name, write in PAGES.items() if not paths[name].is_file() or paths[name].read_text() != write()]
+    there = {name: path.read_text(encoding="utf-8") for name, path in paths.items() if path.is_file()}
+    return [name for name, page in PAGES.items() if there.get(name) != page()]
+
+
+def main(arguments: list[str]) -> None:
+    """Write the pages, or check them."""
+    if "--check" in arguments:
+        if changed := stale():
+            sys.exit(f"run python tools/reference.py, which changes {', '.join(changed)}")
+        return
+    for name, page in PAGES.items():
+        (REFERENCE / name).write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    if "--check" in sys.argv[1:]:
-        sys.exit("run python tools/reference.py, which changes " + ", ".join(stale()) if stale() else 0)
-    for page, write in PAGES.items():
-        (REFERENCE / page).write_text(write())
+    main(sys.argv[1:])
