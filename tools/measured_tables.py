@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import scaling
-import torch
 from torch import nn
 
 from iterand.lab.benchmarks import table
-from iterand.lab.networks import build_network
+from iterand.lab.networks import network_outline
 from iterand.lab.report.formatting import machine
 
 ROOT = Path(__file__).parents[1]
@@ -400,8 +399,7 @@ def network_weights() -> Lines:
     wide = ("resnet50_imagenet", 2.0)
     rows = []
     for name, width in [*((name, 1.0) for name in names), wide]:
-        with torch.device("meta"):
-            model = build_network(name, width_factor=width, seed=0)
+        model = network_outline(name, width_factor=width)
         counts = [
             sum(module.weight.numel() for module in model.modules() if isinstance(module, kind))
             for kind in (nn.Conv2d, nn.Linear)
@@ -409,8 +407,7 @@ def network_weights() -> Lines:
         title = f"`{name}`" + (f", ρ = {width:g}" if width != 1 else "")
         rows.append([title, *(f"{count:,}" for count in (*counts, sum(counts)))])
     for name in ("lstm", "bilstm"):
-        with torch.device("meta"):
-            model = build_network(name, seed=0)
+        model = network_outline(name)
         count = sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
         rows.append([f"`{name}`, with the embedding", "", "", f"{count:,}"])
     text = "*Weights at ρ = 1, counted by building the networks.*"
