@@ -26,13 +26,12 @@ PROFILES = ("paper", "text", "best")
 SCALES = ("full", "tiny")
 DATA_VARIABLE = "ITERAND_DATA"
 QUALITY = 95  # of packed images that were scaled
-_BEST = ("best-conv6", "best-resnet18", "best-resnet20", "best-resnet34", "best-vgg11")
 
 
 def recipes() -> list[str]:
     """The recipes of the package."""
     found = (entry.name for entry in (files("iterand") / "lab" / "experiments" / "recipes").iterdir())
-    return sorted([*(name.removesuffix(".toml") for name in found if name.endswith(".toml")), *_BEST])
+    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
 
 
 def completing(names: Iterable[str] | Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
