@@ -183,8 +183,8 @@ def test_the_columns_of_the_readme():
 
 def test_the_ablation():
     lines = rows("docs/beyond.md")
-    (whole,) = (cell for cell in cells("parts") if cell.cell.label == "p = 0.9, all of it")
-    for cell in (cell for cell in cells("parts") if dict(cell.cell.axes)["sparsity"] == 0.9):
+    (whole,) = (cell for cell in cells("ablation") if cell.cell.label == "p = 0.9, all of it")
+    for cell in (cell for cell in cells("ablation") if dict(cell.cell.axes)["sparsity"] == 0.9):
         (own,) = [line for line in lines if f" {said(cell)} |" in line]
         if cell is not whole:
             assert own.endswith(f"| −{whole.summary.mean - cell.summary.mean:.2f} |")
