@@ -21,6 +21,7 @@ ENVIRONMENT = {
     "device": "cpu",
     "hardware": {"cpu": "A processor", "cores": 2, "threads": 1},
     "command": "iterand reproduce widths",
+    "date": "2026-11-14T09:30:00+00:00",
 }
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from iterand.lab.experiments import sweep
+from iterand.lab.experiments import library, sweep
 from iterand.lab.experiments.catalog import experiment_names, find_experiment, tiny
-from iterand.lab.experiments.experiment import find_number, table_numbers
+from iterand.lab.experiments.experiment import find_number
 from iterand.lab.experiments.library import adapt, find_recipe, profile_names
 from iterand.lab.networks import build_network
 from iterand.lab.training import recipe_file
@@ -29,14 +29,9 @@ SIZES = {
     "large": (4, 4, 1),
     "imdb": (6, 6, 5),
     "best": (23, 13, 3),
-    "parts": (21, 0, 3),
+    "ablation": (21, 0, 3),
 }
-# Table: how many numbers it has.
-TABLES = {
-    "figure2": 60, "figure3": 8, "overhead": 3, "sparsity": 28, "imp": 30, "width": 6, "large": 4, "imdb": 6,
-    "randomization": 2,
-}  # fmt: skip
-# Copied by hand from the paper: table, place, mean, deviation, where.
+# Copied by hand from the paper: table, axes, mean, deviation, where.
 SAMPLE = [
     ("figure2", {"network": "Conv6", "method": "IteRand (SC)", "width": 1.0}, 88.80, 0.20, "Table 3"),
     ("figure2", {"network": "Conv6", "method": "edge-popup (KU)", "width": 0.25}, 67.02, 1.14, "Table 3"),
@@ -60,23 +55,18 @@ SAMPLE = [
 ]
 
 
-@pytest.mark.parametrize(("table", "place", "mean", "std", "where"), SAMPLE)
-def test_the_papers_numbers(table, place, mean, std, where):
-    number = find_number(table, place)
+@pytest.mark.parametrize(("table", "axes", "mean", "std", "where"), SAMPLE)
+def test_the_papers_numbers(table, axes, mean, std, where):
+    number = find_number(table, axes)
     assert (number.mean, number.std) == (mean, std)
     assert number.where.startswith(where)
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_no_number_is_missing(table):
-    assert len(table_numbers(table)) == TABLES[table]
-
-
 def test_parameters_of_the_imagenet_tables():
     found = {
-        (dict(place)["network"], number.parameters)
-        for table in ("figure3", "large")
-        for place, number in table_numbers(table).items()
+        (dict(cell.axes)["network"], cell.paper.parameters)
+        for name in ("figure3", "large")
+        for cell in find_experiment(name).cells
     }
     assert found == {
         ("ResNet18", 11.16),
@@ -128,7 +118,7 @@ def test_experiments_share_their_runs():
     assert len(runs("period") & runs("figure1")) == 3
     assert len(runs("best") & runs("figure2", "best")) == 3
     assert len(runs("best") & runs("imp", "best")) == 10
-    for name in ("digits", "figure3", "large", "imdb", "best", "parts"):
+    for name in ("digits", "figure3", "large", "imdb", "best", "ablation"):
         assert runs(name) == runs(name, "text") == runs(name, "best")
 
 
@@ -178,7 +168,7 @@ def test_what_the_profile_best_does_by_sparsity(
     assert (recipe.method.ranking, recipe.data.augmentation) == (ranking, augmentation)
 
 
-def test_where_little_is_kept_outputs_are_hot_and_the_rate_makes_up_for_it():
+def test_the_learning_rate_makes_up_for_the_temperature_at_high_sparsity():
     for sparsity, temperature, share, period in ((0.95, 1.0, 0.5, 300), (0.99, 0.25, 0.8, 1000)):
         recipe = find_recipe("best-resnet20", [f"sparsity={sparsity}"])
         rate = recipe.learning_rate.initial
@@ -188,14 +178,14 @@ def test_where_little_is_kept_outputs_are_hot_and_the_rate_makes_up_for_it():
         assert (recipe.method.sparsity_schedule_share, recipe.method.period) == (share, period)
 
 
-def test_short_searches_forget_twice_as_fast():
-    for cell in find_experiment("parts").cells:
+def test_the_ablation_is_short_with_twice_the_weight_decay():
+    for cell in find_experiment("ablation").cells:
         recipe = cell.recipe
         whole = find_recipe("best-resnet20", [f"sparsity={recipe.method.sparsity}"])
         assert (recipe.training.epochs, recipe.optimizer.weight_decay) == (40, 2 * whole.optimizer.weight_decay)
 
 
-def test_the_profile_best_leaves_the_rate_where_it_is_what_is_looked_at():
+def test_the_profile_best_keeps_the_rate_in_experiments_about_the_rate():
     for name in ("figure1", "period-rate"):
         of_paper, best = (find_experiment(name, profile).cells for profile in ("paper", "best"))
         assert [cell.recipe.method.rate for cell in of_paper] == [cell.recipe.method.rate for cell in best]
@@ -283,12 +273,44 @@ def test_our_recipes_follow_the_sparsity_that_is_set():
     assert (said.training.label_smoothing, said.method.ranking) == (0.2, "layer")
 
 
-def test_a_recipe_of_ones_own_that_extends_ours_follows_its_sparsity(tmp_path):
+def test_a_users_recipe_that_extends_best_follows_its_sparsity(tmp_path):
     own = tmp_path / "own.toml"
     own.write_text('extends = "best-vgg11"\nname = "own"\n[method]\nsparsity = 0.5\n')
     assert recipe_file.digest(find_recipe(str(own))) == recipe_file.digest(find_recipe("best-vgg11", ["sparsity=0.5"]))
     at_95 = find_recipe("best-vgg11", ["sparsity=0.95"])
     assert recipe_file.digest(find_recipe(str(own), ["sparsity=0.95"])) == recipe_file.digest(at_95)
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "epochs"), [(0.0, 320), (0.5, 320), (0.51, 480), (0.7, 480), (0.71, 160), (0.9, 160), (0.99, 160)]
+)
+def test_a_table_when_applies_up_to_its_limit_and_the_last_one_wins(sparsity, epochs):
+    assert find_recipe("best-vgg11", [f"sparsity={sparsity}"]).training.epochs == epochs
+    assert find_recipe("best-vgg11", ["epochs=7", f"sparsity={sparsity}"]).training.epochs == 7
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [("< 0.5", [0.4]), ("<= 0.5", [0.4, 0.5]), ("> 0.5", [0.6]), (">= 0.5", [0.5, 0.6])],
+)
+def test_conditions_of_a_table_when(tmp_path, monkeypatch, condition, holds):
+    (tmp_path / "base.toml").write_text(
+        f'[[when]]\nsparsity = "{condition}"\nmethod.rate = 0.7\ntraining.epochs = 3\n'
+    )
+    (tmp_path / "child.toml").write_text('extends = "base"\n[method]\nsparsity = 0.4\n[training]\nepochs = 9\n')
+    monkeypatch.setattr(library, "_FOLDER", tmp_path)
+    monkeypatch.setattr(library, "_names", lambda: ["base", "child"])
+    library._of_package.cache_clear()
+    try:
+        for sparsity in (0.4, 0.5, 0.6):
+            expected = 0.7 if sparsity in holds else 0.1
+            base = find_recipe("base", [f"sparsity={sparsity}"])
+            assert (base.method.rate, base.training.epochs) == (expected, 3 if sparsity in holds else 10)
+            child = find_recipe("child", [f"sparsity={sparsity}"])
+            assert (child.method.rate, child.training.epochs) == (expected, 9)  # its own settings win
+        assert find_recipe("child").method.rate == (0.7 if 0.4 in holds else 0.1)  # its own sparsity decides
+    finally:
+        library._of_package.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["best", "digits"])

@@ -219,7 +219,7 @@ class TestMatching:
         first, *others = found.outcomes[0].cells
         assert first.summary == summarize([88.0, 88.2])
         assert all(cell.summary is None for cell in others)
-        assert [entry.record.result["test_accuracy"] for entry in found.strangers] == [10.0, 20.0, 30.0]
+        assert [entry.record.result["test_accuracy"] for entry in found.unmatched] == [10.0, 20.0, 30.0]
 
     def test_the_newest_of_two_records_counts_once(self, tmp_path, monkeypatch):
         install(monkeypatch, widths())
@@ -230,7 +230,7 @@ class TestMatching:
         write(tmp_path / "d.json", as_record(replace(of, seed=1), 89.0), age=40)
         found = read_report(tmp_path)
         assert [run.result["test_accuracy"] for run in found.outcomes[0].cells[0].runs] == [88.0, 89.0]
-        assert {(str(old.record.path), str(old.newer.path)) for old in found.set_aside} == {
+        assert {(str(old.record.path), str(old.newer.path)) for old in found.superseded} == {
             ("a.json", "b.json"),
             ("c.json", "b.json"),
         }
@@ -248,12 +248,12 @@ class TestMatching:
         write(tmp_path / "paper.json", as_record(recipe(rate=0.1), 90.0))
         here = read_report(tmp_path)
         assert [str(run.path) for run in here.runs] == ["paper.json"]
-        assert [(str(entry.record.path), entry.profiles) for entry in here.strangers] == [
+        assert [(str(entry.record.path), entry.profiles) for entry in here.unmatched] == [
             ("best.json", ("best",)),
             ("none.json", ()),
         ]
         there = read_report(tmp_path, profile="best")
-        assert [(str(entry.record.path), entry.profiles) for entry in there.strangers] == [
+        assert [(str(entry.record.path), entry.profiles) for entry in there.unmatched] == [
             ("none.json", ()),
             ("paper.json", ("paper", "text")),
         ]
@@ -264,6 +264,73 @@ class TestMatching:
         found = read_report(tmp_path)
         assert [outcome.done for outcome in found.outcomes] == [1, 1]
         assert len(found.runs) == 1
+
+
+def on_gpu(command):
+    """The environment of a run on a GPU."""
+    return {"device": "cuda", "hardware": {"cpu": "A", "gpu": "B"}, "command": command}
+
+
+class TestTimes:
+    @pytest.mark.parametrize(
+        ("environment", "sharing"),
+        [
+            (on_gpu("iterand train conv6"), "unknown"),
+            (on_gpu("iterand reproduce figure2"), "unknown"),
+            (on_gpu("iterand reproduce figure2 --jobs 1"), "unknown"),
+            (on_gpu("iterand reproduce figure2 --jobs 3 --out runs"), "shared"),
+            (on_gpu("iterand reproduce figure2 --jobs=3"), "shared"),
+            (on_gpu("iterand reproduce figure2 --engine ray --gpus-per-run 0.5"), "shared"),
+            (on_gpu("iterand reproduce figure2 --engine ray --gpus-per-run 1"), "unknown"),
+            (on_gpu("iterand reproduce --jobs many 'unclosed"), "unknown"),
+            ({"device": "cpu", "hardware": {"cpu": "A"}, "command": "iterand reproduce digits --jobs 4"}, "cpu"),
+            ({}, "cpu"),
+        ],
+    )
+    def test_whether_a_run_shared_its_gpu(self, tmp_path, environment, sharing):
+        write(tmp_path / "a.json", as_record(recipe(), 90.0, environment=environment))
+        assert read_records(tmp_path).found[0].sharing == sharing
+
+    def test_times_of_shared_and_other_runs_are_never_averaged(self, tmp_path, monkeypatch):
+        timed = replace(widths(), measure="seconds", plot="none")
+        install(monkeypatch, timed)
+        runs = [(100.0, "iterand train"), (110.0, "iterand train"), (400.0, "iterand reproduce --jobs 8")]
+        for seed, (seconds, command) in enumerate(runs):
+            of = replace(timed.cells[0].recipe, seed=seed)
+            record = as_record(of, 88.0, seconds=seconds, environment=on_gpu(command))
+            write(tmp_path / f"{seed}.json", record)
+        found = read_report(tmp_path)
+        cell = found.outcomes[0].cells[0]
+        assert [(time.sharing, time.n, time.seconds) for time in cell.times] == [
+            ("unknown", 2, 105.0),
+            ("shared", 1, 400.0),
+        ]
+        assert cell.summary == summarize([100.0, 110.0])
+        page = as_html(found)
+        assert "2 min <small>?</small> <small>n = 2</small><br>7 min <small>shared</small> <small>n = 1</small>" in page
+        assert "203.33" not in page  # the mean of all three
+
+
+class TestDates:
+    def test_the_first_and_the_last(self, tmp_path, monkeypatch):
+        install(monkeypatch, widths())
+        dates = ["2026-11-16T23:59:59+00:00", "2026-11-14", "2026-11-15T08:00:00", None, 3, "yesterday"]
+        for seed, date in enumerate(dates):
+            record = as_record(replace(recipe(width=0.5), seed=seed), 88.0, environment={"date": date})
+            write(tmp_path / f"{seed}.json", record)
+        found = read_report(tmp_path)
+        assert found.dates == ("2026-11-14", "2026-11-15", "2026-11-16")
+        assert "<dd>2026-11-14 to 2026-11-16 <small>3 without a date</small></dd>" in as_html(found)
+        assert "Dates of the runs: 2026-11-14 to 2026-11-16." in as_markdown(found)
+        assert json.loads(as_json(found))["dates"] == {"first": "2026-11-14", "last": "2026-11-16", "runs_without": 3}
+
+    def test_records_without_dates(self, tmp_path, monkeypatch):
+        install(monkeypatch, widths())
+        write(tmp_path / "a.json", as_record(recipe(width=0.5), 88.0, environment={}))
+        found = read_report(tmp_path)
+        assert "<dt>dates of the runs</dt><dd>not recorded</dd>" in as_html(found)
+        assert "Dates" not in as_markdown(found)
+        assert json.loads(as_json(found))["dates"] == {"first": None, "last": None, "runs_without": 1}
 
 
 class TestDryRuns:

@@ -1,4 +1,4 @@
-"""What the report draws: every number at its place, ours apart from the paper's."""
+"""What the report draws: every number at its position, ours apart from the paper's."""
 
 import math
 from dataclasses import replace
@@ -12,13 +12,13 @@ from iterand.lab.report import figures
 from iterand.lab.report.assembly import read_report
 from iterand.lab.report.figures import draw
 from iterand.lab.report.formats import as_html
-from iterand.lab.report.layout import Styles, panels, positions
+from iterand.lab.report.layout import Styles, coordinates, panels
 from reporting import install, recipe, widths, write_runs
 
 
 class TestLayout:
     @pytest.mark.parametrize(
-        ("places", "expected"),
+        ("positions", "expected"),
         [
             ((0.25, 0.5, 1.0, 2.0), [math.log(0.25), math.log(0.5), 0.0, math.log(2.0)]),
             ((1, 30, 300, 3000), [0.0, math.log(30), math.log(300), math.log(3000)]),
@@ -29,8 +29,8 @@ class TestLayout:
             ((), []),
         ],
     )
-    def test_an_axis_is_straight_logarithmic_or_in_steps(self, places, expected):
-        assert positions(places) == pytest.approx(expected)
+    def test_an_axis_is_straight_logarithmic_or_in_steps(self, positions, expected):
+        assert coordinates(positions) == pytest.approx(expected)
 
     def test_panels_are_networks_and_series_what_is_left(self, tmp_path, monkeypatch):
         cells = tuple(
@@ -179,7 +179,7 @@ def test_every_experiment_is_drawn(tmp_path):
             write_runs(tmp_path, cell.recipe, 50.0)
     found = read_report(tmp_path, scale="tiny")
     assert [outcome.experiment.name for outcome in found.started] == experiment_names()
-    assert not found.strangers
+    assert not found.unmatched
     page = as_html(found)
     for outcome in found.outcomes:
         _, section = page.split(f'<section id="{outcome.experiment.name}"')

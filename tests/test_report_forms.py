@@ -28,6 +28,7 @@ def small_report(tmp_path, monkeypatch):
 
 MARKDOWN = """\
 Mean ± standard deviation over n runs. “As the paper”: within 2 deviations of its mean.
+Dates of the runs: 2026-11-14.
 
 ### Varying the width (Table 4)
 
@@ -68,7 +69,7 @@ class TestForms:
             "weights": 2e6,
             "kept": 1e6,
             "ticket_bytes": 424e3,
-            "seconds": 90.0,
+            "times": [{"sharing": "cpu", "n": 3, "seconds": 90.0}],
         }
         assert second["verdict"] == "above"
         assert (last["n"], last["mean"], last["verdict"]) == (0, None, None)
@@ -156,7 +157,7 @@ def test_no_record_breaks_a_report(tmp_path, monkeypatch, odd):
         inner[place[-1]] = odd
         write(tmp_path / str(number) / "record.json", record)
     found = read_report(tmp_path)
-    assert len(found.runs) + len(found.strangers) + len(found.set_aside) + len(found.damaged) == number + 1
+    assert len(found.runs) + len(found.unmatched) + len(found.superseded) + len(found.damaged) == number + 1
     assert found.damaged
     assert "<b>" not in as_html(found)
     json.loads(as_json(found), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
@@ -189,7 +190,7 @@ class TestCommand:
         small_report(tmp_path / "runs", monkeypatch)
         assert json.loads(self.run(tmp_path / "runs", "--format", "json").stdout)["profile"] == "paper"
 
-    def test_dry_runs_and_strangers_are_mentioned(self, tmp_path, monkeypatch):
+    def test_dry_runs_and_unmatched_records_are_mentioned(self, tmp_path, monkeypatch):
         install(monkeypatch, widths())
         write_runs(tmp_path, tiny(widths()).cells[0].recipe, 11.11, 12.22)
         write_runs(tmp_path, recipe(network="other"), 50.0)

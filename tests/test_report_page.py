@@ -66,6 +66,8 @@ def pages(tmp_path_factory):
     for experiment in everything[:-1]:
         for number, cell in enumerate(experiment.cells[: -1 if experiment.name == "grid" else None]):
             write_runs(folder / "runs", cell.recipe, 85.0 + number, 86.0 + 1.1 * number)
+    without = replace(everything[3].cells[0].recipe, seed=2)  # a run without a ticket, so that its cell has none
+    write(folder / "runs" / "without.json", as_record(without, 85.5, result={"test_accuracy": 85.5}))
     write_runs(folder / "runs", tiny(everything[1]).cells[0].recipe, 12.0)
     write(folder / "runs" / "stranger.json", as_record(replace(recipe(network="x"), name=EVIL), 50.0))
     with pytest.MonkeyPatch.context() as patch:
@@ -103,7 +105,7 @@ def test_what_a_record_says_is_text(browser, pages):
     browser.open(pages / "full.html")
     assert browser.run("document.querySelectorAll('script').length") == 1
     assert browser.run("document.querySelectorAll('img').length") == 0
-    assert EVIL in browser.run("document.querySelector('#strangers td').textContent")
+    assert EVIL in browser.run("document.querySelector('#unmatched td').textContent")
 
 
 def test_every_figure_is_seen_and_named(browser, pages):
@@ -160,10 +162,25 @@ def test_sorting_up_down_and_back(browser, pages):
 
 def test_what_is_missing_sorts_last_in_both_directions(browser, pages):
     browser.open(pages / "full.html")
+    heads = browser.run("[...document.querySelector('#grid table').tHead.rows[0].cells].map(th => th.innerText)")
+    ticket = [head.strip() for head in heads].index("ticket")
     for _ in range(2):
-        browser.run("document.querySelectorAll('#grid thead th')[2].querySelector('button').click()")
-        last = "[...document.querySelector('#grid table').tBodies[0].rows].at(-1).cells[2].innerText"
-        assert browser.run(last).strip() == "open"
+        browser.run(f"document.querySelectorAll('#grid thead th')[{ticket}].querySelector('button').click()")
+        cells = f"[...document.querySelector('#grid table').tBodies[0].rows].map(row => row.cells[{ticket}].innerText)"
+        assert [cell.strip() for cell in browser.run(cells)] == ["424.0 kB", "424.0 kB", ""]
+
+
+def test_cells_and_experiments_without_runs_come_after_those_with_results(browser, pages):
+    browser.open(pages / "full.html")
+    rows = "[...document.querySelectorAll('#grid table')].map(table => table.tBodies[0].rows.length)"
+    assert browser.run(rows)[:2] == [3, 1]
+    folded = "document.querySelectorAll('#grid table')[1].closest('details')"
+    assert not browser.run(f"{folded}.open")
+    assert browser.run(f"{folded}.querySelector('summary').innerText") == "1 cell without runs"
+    names = browser.run("[...document.querySelector('main table').tBodies[0].rows].map(row => row.cells[0].innerText)")
+    assert [name.strip() for name in names] == [entry.name for entry in experiments()[:-1]]
+    sections = browser.run("[...document.querySelectorAll('main section')].map(section => section.id)")
+    assert sections.index("open-experiments") == len(names)
 
 
 def test_sorting_by_keyboard(browser, pages):
@@ -177,10 +194,10 @@ def test_sorting_by_keyboard(browser, pages):
 
 def test_a_link_to_a_folded_part_opens_it(browser, pages):
     browser.open(pages / "full.html")
-    browser.run("document.querySelector('#strangers td').id = 'inside'")
-    assert not browser.run("document.querySelector('#strangers details').open")
+    browser.run("document.querySelector('#unmatched td').id = 'inside'")
+    assert not browser.run("document.querySelector('#unmatched details').open")
     browser.run("new Promise(done => { addEventListener('hashchange', done); location.hash = 'inside'; })")
-    assert browser.run("document.querySelector('#strangers details').open")
+    assert browser.run("document.querySelector('#unmatched details').open")
 
 
 def test_a_phone_never_scrolls_sideways(browser, pages):

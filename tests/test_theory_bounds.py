@@ -1,4 +1,4 @@
-"""The formulas of Section 4 and Appendix A: claimed, exact, repaired, and what nobody can beat."""
+"""The formulas of Section 4 and Appendix A: claimed, exact, repaired, and lower bounds."""
 
 import itertools
 import math
@@ -8,13 +8,11 @@ import torch
 
 from iterand.lab.theory import bounds, exact
 from iterand.lab.theory.exact import Tolerance
+from width_two import least_failure, side_failure
 
 
 class TestClaims:
     """Values worked out by hand from the statements in the paper."""
-
-    def test_lemma_a2(self):
-        assert bounds.uniform_sampling_draws(0.1, 0.05) == 60  # 20 · log 20 = 59.91
 
     def test_lemma_a3_and_a4(self):
         assert bounds.scalar_width(0.1, 0.05) == 2 * 5903  # 1600 · log 40 = 5902.2
@@ -125,14 +123,14 @@ class TestTheStepThatFails:
         """At δ = 10⁻⁴ no draws and masks reach what the proposition promises for its own R, at width 2."""
         rounds = bounds.scalar_rounds(0.1, 1e-4)
         assert bounds.scalar_width(0.1, 1e-4, rounds) == 2
-        assert bounds.width_two_failure(0.1, rounds) > 2e-4
+        assert least_failure(0.1, rounds) > 2e-4
         assert bounds.width_two_rounds(0.1, 1e-8) > bounds.scalar_rounds(0.1, 1e-8)
 
     def test_and_so_is_the_theorem(self):
         """Its constant is four times the proposition's, so δ must be tiny: l = d_0 = d_1 = 1, δ = 10⁻²⁵."""
         rounds = bounds.network_rounds(0.1, 1e-25, [1, 1])
         assert rounds == 611
-        assert bounds.width_two_failure(0.1, rounds) > 7e-25
+        assert least_failure(0.1, rounds) > 7e-25
 
     @pytest.mark.parametrize(("rounds", "right"), [(1, True), (20, True), (27, True), (28, False), (77, False)])
     def test_inside_the_interval_it_holds_a_little_longer(self, rounds, right):
@@ -204,18 +202,18 @@ class TestLimits:
     @pytest.mark.parametrize("epsilon", [0.1, 0.5])
     def test_one_draw_in_closed_form(self, epsilon):
         success = (epsilon + (1 - epsilon) * math.log(1 - epsilon)) / 4  # ∫ (1 − (1 − ε)/u) / 4 du from 1 − ε to 1
-        assert bounds.side_failure(epsilon, 1) == pytest.approx(1 - success, rel=1e-9)
+        assert side_failure(epsilon, 1) == pytest.approx(1 - success, rel=1e-9)
 
     @pytest.mark.parametrize("rounds", [1, 5, 40, 77, 174])
     def test_no_more_than_the_exact_failure_of_the_event(self, rounds):
         half = exact.half_failure([1.0], exact.scalar_tolerance(0.1), rounds)
-        assert 0 < bounds.width_two_failure(0.1, rounds) < 1 - (1 - half) ** 2
+        assert 0 < least_failure(0.1, rounds) < 1 - (1 - half) ** 2
 
     def test_the_repaired_rounds_are_within_a_factor_of_what_is_needed(self):
         for epsilon, delta in itertools.product((0.01, 0.1, 0.5), (1e-9, 1e-3, 0.05)):
             needed = bounds.width_two_rounds(epsilon, delta)
             assert 2 * (1 - epsilon / 2) ** (2 * needed) <= delta < 2 * (1 - epsilon / 2) ** (2 * needed - 2)
-            assert bounds.width_two_failure(epsilon, needed // 2) > delta
+            assert least_failure(epsilon, needed // 2) > delta
             assert needed < exact.repaired_rounds(epsilon, delta, [1, 1]) < 5 * needed
         assert bounds.width_two_rounds(0.1, 0.6) == 1
 

@@ -11,6 +11,7 @@ from iterand.errors import NotEnoughMemoryError
 from iterand.lab.theory import bounds, exact, simulate, tables
 from iterand.lab.theory.exact import Tolerance
 from iterand.lab.theory.simulate import HalfDraws, estimate, half_draws, search, simulated_width, uniform, width_draws
+from width_two import least_failure
 
 KEY = philox.key(3, "test")
 SURE = 1 - 1e-5  # of an interval: over all the cells below, about one seed in a thousand would miss one
@@ -164,7 +165,7 @@ class TestBest:
         rounds = bounds.scalar_rounds(0.1, 0.001)
         (failure,) = simulate.best_failures(0.1, [rounds], trials=20_000)
         assert failure.low > 0.001
-        assert failure.high > bounds.width_two_failure(0.1, rounds)
+        assert failure.high > least_failure(0.1, rounds)
 
     def test_too_many_choices_are_refused(self):
         with pytest.raises(ValueError, match="width 4 with 9 draws a weight has 45212176 choices"):

@@ -23,7 +23,7 @@ from iterand.lab.report.assembly import CellOutcome, Outcome, Record, Report, re
 from iterand.lab.report.formatting import compare, difference, machine, plus_minus, size, summarize
 
 RESULTS = ROOT / "results"
-ABLATION = "parts"
+ABLATION = "ablation"
 _MARKED = re.compile(r"(<!-- table: ([^ ]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

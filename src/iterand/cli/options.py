@@ -1,4 +1,4 @@
-"""What help and tab completion show: names and limits, without importing torch and what they belong to."""
+"""Names and limits for help and tab completion, without importing torch."""
 
 from collections.abc import Callable, Iterable
 from importlib.resources import files
@@ -20,23 +20,22 @@ EXPERIMENTS = (
     "large",
     "imdb",
     "best",
-    "parts",
+    "ablation",
 )
 PROFILES = ("paper", "text", "best")
 SCALES = ("full", "tiny")
 DATA_VARIABLE = "ITERAND_DATA"
-QUALITY = 95  # of packed images that were scaled
-_BEST = ("best-conv6", "best-resnet18", "best-resnet20", "best-resnet34", "best-vgg11")
+QUALITY = 95  # JPEG quality of packed images that were scaled
 
 
 def recipes() -> list[str]:
     """The recipes of the package."""
     found = (entry.name for entry in (files("iterand") / "lab" / "experiments" / "recipes").iterdir())
-    return sorted([*(name.removesuffix(".toml") for name in found if name.endswith(".toml")), *_BEST])
+    return sorted(name.removesuffix(".toml") for name in found if name.endswith(".toml"))
 
 
 def completing(names: Iterable[str] | Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """What typer asks for the names that begin with what was typed."""
+    """A completion function for typer: the names that start with the typed text."""
 
     def complete(incomplete: str) -> list[str]:
         return [name for name in (names() if callable(names) else names) if name.startswith(incomplete)]

@@ -67,6 +67,6 @@ def _what(found: "Report") -> str:
     said = f"{len(found.runs)} runs in {len(found.started)} of {len(found.outcomes)} experiments"
     if found.dry:
         said += f"; {sum(len(outcome.runs) for outcome in found.dry)} dry runs left out (--scale tiny shows them)"
-    if found.strangers:
-        said += f"; {len(found.strangers)} records belong to no cell of profile {found.profile}"
+    if found.unmatched:
+        said += f"; {len(found.unmatched)} records belong to no cell of profile {found.profile}"
     return said

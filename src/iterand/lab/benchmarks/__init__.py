@@ -1,1 +1,1 @@
-"""How fast it is: measurements of the parts that cost time and memory, one file each."""
+"""Benchmarks of training and its parts: time and memory, one module for each topic."""

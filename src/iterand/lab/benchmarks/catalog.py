@@ -1,4 +1,4 @@
-"""The benchmarks by name, and the targets they are held to."""
+"""The benchmarks by name, running them, and the targets they must meet."""
 
 import contextlib
 import importlib.metadata
@@ -14,70 +14,9 @@ from iterand.lab.benchmarks.operations import CUT_KNOWN
 from iterand.lab.benchmarks.table import Notify, Options, Table
 from iterand.lab.training.environment import describe
 
-_USUAL = "graph"
-_SEARCHES = ("edge_popup", "iterand")
-
-
-@dataclass(frozen=True)
-class Target:
-    """No row of a benchmark with these values may be above the limit in this column."""
-
-    benchmark: str
-    rows: dict[str, Any]
-    column: str
-    limit: float
-    gpu: str | None = ""
-    """A word in the name of the GPU that it is meant for; None for a processor."""
-
-    def fits(self, hardware: Mapping[str, Any]) -> bool:
-        """Whether it is meant for this machine."""
-        return "gpu" not in hardware if self.gpu is None else "gpu" in hardware and self.gpu in hardware["gpu"]
-
-
-def _masked(network: str, limit: float, execution: str = _USUAL, gpu: str | None = "") -> Iterator[Target]:
-    for method in _SEARCHES:
-        rows = {"network": network, "execution": execution, "method": method, "batch": 128}
-        yield Target("step", rows, "ratio_to_dense", limit, gpu)
-        if gpu is not None:
-            yield Target("step", rows, "memory_ratio", 1.05, gpu)
-            yield Target("step", rows, "host_syncs", 0, gpu)
-
-
-TARGETS = (
-    *_masked("conv6", 1.06),
-    *_masked("resnet18", 1.03),
-    *_masked("resnet50", 1.03),
-    *_masked("conv6", 1.10, "eager", None),
-    Target("step", {"network": "resnet18", "execution": _USUAL, "method": "sgd"}, "milliseconds", 2.39, "H200"),
-    # What a round adds to training: its cut is the one that the next step begins with, found once.
-    Target("randomize", {"network": "resnet18", "what": CUT_KNOWN}, "milliseconds", 0.1, "H200"),
-    Target("randomize", {"network": "resnet50", "what": CUT_KNOWN}, "milliseconds", 0.2, "H200"),
-)
-
-
-def verdicts(environment: Mapping[str, Any], tables: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each target that was measured here: its limit, what came out (of several times the median), whether it is met."""
-    found = []
-    for target in TARGETS:
-        for row in tables.get(target.benchmark, {}).get("rows", ()) if target.fits(environment["hardware"]) else ():
-            value = row.get(target.column)
-            if value is not None and all(row.get(name) == wanted for name, wanted in target.rows.items()):
-                measured = value["median"] if isinstance(value, Mapping) else value
-                what = ", ".join(str(wanted) for name, wanted in target.rows.items() if name != "batch")
-                found.append(
-                    {
-                        "benchmark": target.benchmark,
-                        "what": what,
-                        "column": target.column,
-                        "limit": target.limit,
-                        "measured": measured,
-                        "met": measured <= target.limit,
-                    }
-                )
-    return found
-
-
 FORMAT = "iterand benchmark 1"
+_EXECUTION = "graph"
+_SEARCHES = ("edge_popup", "iterand")
 
 Benchmark = Callable[[Options, Notify], Table]
 
@@ -99,7 +38,7 @@ def find(name: str) -> Benchmark:
 
 
 def run(benchmarks: Sequence[Benchmark], options: Options, notify: Notify) -> dict[str, Any]:
-    """The record of some benchmarks: all that a reader of the numbers needs."""
+    """Run some benchmarks: their tables, the environment, and the targets, as one record."""
     with torch.cuda.device(options.device) if options.on_gpu else contextlib.nullcontext():
         measured = [measure(options, notify) for measure in benchmarks]
     environment = describe(options.device) | {"triton": _version("triton")}
@@ -117,3 +56,62 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+@dataclass(frozen=True)
+class Target:
+    """An upper limit for a column of a benchmark, in all rows with these values."""
+
+    benchmark: str
+    rows: dict[str, Any]
+    column: str
+    limit: float
+    gpu: str | None = ""
+    """A word in the name of the GPU that it applies to; None for CPUs."""
+
+    def applies(self, hardware: Mapping[str, Any]) -> bool:
+        """Whether it applies to this machine."""
+        return "gpu" not in hardware if self.gpu is None else "gpu" in hardware and self.gpu in hardware["gpu"]
+
+
+def _masked(network: str, limit: float, execution: str = _EXECUTION, gpu: str | None = "") -> Iterator[Target]:
+    for method in _SEARCHES:
+        rows = {"network": network, "execution": execution, "method": method, "batch": 128}
+        yield Target("step", rows, "ratio_to_dense", limit, gpu)
+        if gpu is not None:
+            yield Target("step", rows, "memory_ratio", 1.05, gpu)
+            yield Target("step", rows, "host_syncs", 0, gpu)
+
+
+TARGETS = (
+    *_masked("conv6", 1.06),
+    *_masked("resnet18", 1.03),
+    *_masked("resnet50", 1.03),
+    *_masked("conv6", 1.10, "eager", None),
+    Target("step", {"network": "resnet18", "execution": _EXECUTION, "method": "sgd"}, "milliseconds", 2.39, "H200"),
+    # What a randomization adds to training: it shares its cut with the next step.
+    Target("randomize", {"network": "resnet18", "what": CUT_KNOWN}, "milliseconds", 0.1, "H200"),
+    Target("randomize", {"network": "resnet50", "what": CUT_KNOWN}, "milliseconds", 0.2, "H200"),
+)
+
+
+def verdicts(environment: Mapping[str, Any], tables: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The targets that apply and were measured: limit, measured value (a median), and whether the target is met."""
+    found = []
+    for target in TARGETS:
+        for row in tables.get(target.benchmark, {}).get("rows", ()) if target.applies(environment["hardware"]) else ():
+            value = row.get(target.column)
+            if value is not None and all(row.get(name) == wanted for name, wanted in target.rows.items()):
+                measured = value["median"] if isinstance(value, Mapping) else value
+                what = ", ".join(str(wanted) for name, wanted in target.rows.items() if name != "batch")
+                found.append(
+                    {
+                        "benchmark": target.benchmark,
+                        "what": what,
+                        "column": target.column,
+                        "limit": target.limit,
+                        "measured": measured,
+                        "met": measured <= target.limit,
+                    }
+                )
+    return found

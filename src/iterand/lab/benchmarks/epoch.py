@@ -1,4 +1,4 @@
-"""How long an epoch takes, and its augmentation alone."""
+"""Time of an epoch, and of its augmentation alone."""
 
 import time
 from collections.abc import Iterator
@@ -22,9 +22,11 @@ from iterand.lab.training.loop import steps_per_epoch, train
 from iterand.lab.training.session import Session
 from iterand.lab.training.steps import Execution, Step, choose_step
 
+_SIZES = (45_000, 5_000)  # of the training and the validation split of CIFAR-10
+
 
 def measure_augment(options: Options, notify: Notify) -> Table:
-    """Images a second for every augmentation."""
+    """Images per second for every augmentation."""
     table = Table("augment", ["Normalised float32 batches of random 32×32 images, in the order of an epoch."])
     for augmentation in AUGMENTATIONS:
         notify(f"augment: {augmentation}")
@@ -56,17 +58,14 @@ def _augment_row(augmentation: str, chosen: Subject, options: Options) -> Row:
     }
 
 
-_PARTS = (45_000, 5_000)  # examples to train on and to validate by, as in CIFAR-10
-
-
 def measure_epoch(options: Options, notify: Notify) -> Table:
-    """Seconds of an epoch, by part, for every recipe."""
+    """Seconds of an epoch for every recipe: in all, and for data, steps and evaluation."""
     table = Table(
         "epoch",
         [
-            "Epochs of the training loop, evaluation on the validation part included, without writing files; the first "
-            "one by itself, since it compiles and records.",
-            "Data is the time until a batch is there, steps the time of the updates, both on the device's clock.",
+            "Epochs of the training loop with evaluation on the validation split, without writing files; the first "
+            "one is separate, since it compiles and captures graphs.",
+            "Data is the time until a batch is ready, steps the time of the updates, both on the device's clock.",
         ],
     )
     for name in options.networks or ("conv6",):
@@ -97,7 +96,7 @@ def _epoch_row(chosen: Subject, options: Options) -> Row:
 
 
 def _data(chosen: Subject, options: Options) -> tuple[Dataset[Split], str]:
-    """The data of a recipe where they are there, else random images of the same shape."""
+    """The data of a recipe if they are on this machine, else random images of the same shape."""
     recipe, device = chosen.recipe.data, options.device
     limit = options.examples or (None if options.on_gpu else 256 if options.short else 1280)
     try:
@@ -114,14 +113,14 @@ def _data(chosen: Subject, options: Options) -> tuple[Dataset[Split], str]:
         normalize = Normalizer("cifar10", device)
         train_part, validation = (
             ImageSplit(*chosen.images(min(count, limit or count), generator), normalize, recipe.augmentation)
-            for count in _PARTS
+            for count in _SIZES
         )
         return Dataset(train_part, validation, validation, chosen.classes), "random images"
     return found, recipe.name
 
 
 class _Clocks:
-    """Watches a run: the seconds of each of its epochs."""
+    """An observer of a run that measures the seconds of each epoch."""
 
     def __init__(self, device: torch.device) -> None:
         self.parts = {part: Timer(device) for part in ("data", "steps", "evaluation")}
@@ -129,10 +128,10 @@ class _Clocks:
         self._started = time.perf_counter()
 
     def step(self, session: Session) -> None:
-        """Nothing."""
+        """Called after each step; does nothing."""
 
     def epoch(self, session: Session, metrics: dict[str, Any]) -> None:
-        """Note an epoch."""
+        """Store the times of an epoch."""
         parts = {part: timer.total() for part, timer in self.parts.items()}
         now = time.perf_counter()
         self.epochs.append({"whole": now - self._started} | parts)
@@ -140,7 +139,7 @@ class _Clocks:
 
 
 class _TimedSplit:
-    """A part of the data whose batches are timed."""
+    """A split whose batches are timed."""
 
     def __init__(self, split: Split, clocks: _Clocks) -> None:
         self._split = split
@@ -150,7 +149,7 @@ class _TimedSplit:
         return len(self._split)
 
     def batches(self, order: Tensor, size: int, random: Random | None = None) -> Iterator[Batch]:
-        """Its batches."""
+        """The batches of the split."""
         batches = self._split.batches(order, size, random)
         while True:
             with self._clock:
@@ -161,7 +160,7 @@ class _TimedSplit:
 
 
 class _TimedStep:
-    """A step whose work is timed."""
+    """A step that is timed."""
 
     def __init__(self, step: Step, clocks: _Clocks) -> None:
         self.way = step.way

@@ -1,4 +1,4 @@
-"""How long the operations of a search take: finding cuts and redrawing."""
+"""Time of the operations of a search: finding the cuts, and redrawing."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -15,18 +15,22 @@ from iterand.parametrization import selection_on_device
 from iterand.randomization import randomize_, redraw_on_device_
 from iterand.selection import HAS_TRITON, cut_layers, kept_count
 
+CUT_KNOWN = "randomize, cut known"
+"""The row of a randomization after a training step, which has found the cut."""
+
 _SPARSITY = 0.6
-_DRIFT = 1e-3  # of a deviation: how far each score moves by itself between two steps
+_RATE = 0.1
+_DRIFT = 1e-3  # how far each score moves between two steps, in standard deviations
 
 
 def measure_select(options: Options, notify: Notify) -> Table:
-    """Milliseconds and nanoseconds a weight of a cut, for the layers of networks and for single tensors."""
+    """Milliseconds, and nanoseconds per weight, of finding cuts: for the layers of networks and for single tensors."""
     table = Table(
         "select",
         [
-            f"Time of the device for a cut of normal scores at p = {_SPARSITY}; each moves a little before every cut.",
-            "'exact' is what training does; 'exact, far off' has to find a cut that jumped away since the last step.",
-            "The others only find a threshold: with equal scores they keep a wrong number.",
+            f"Device time of a cut of normal scores at p = {_SPARSITY}; every score moves a little before each cut.",
+            "'exact' is what training does; 'exact, far off' finds a cut that is far from the last one.",
+            "The others only find a threshold: with equal scores they keep too many or too few.",
         ],
     )
     default = ("conv6", "resnet18", "resnet50")
@@ -99,7 +103,7 @@ def _exact(scores: list[Tensor], counts: list[int], together: bool) -> Work:
 
         def find() -> list[Tensor]:
             found.find()
-            return kept  # kernels read the counts by their addresses, so they must stay
+            return kept  # keeps them alive: kernels read the counts by address
 
         return find
     names = [f"layer {number}" for number in range(len(scores))]
@@ -122,22 +126,16 @@ def _threshold(way: str, scores: list[Tensor], counts: list[int], together: bool
     return work
 
 
-CUT_KNOWN = "randomize, cut known"
-"""A round after a step of training, which has found the cut."""
-
-_RATE = 0.1
-
-
 def measure_randomize(options: Options, notify: Notify) -> Table:
-    """Milliseconds of a round, and of writing all weights once, by network."""
-    known = f"'{CUT_KNOWN}' is what a round adds to training, where a step ends with the cut that the next one needs."
+    """Milliseconds of a randomization, and of writing all weights once, for each network."""
+    known = f"'{CUT_KNOWN}' is what a randomization adds to training, where each step has found the next cut."
     table = Table(
         "randomize",
         [
-            f"'randomize' is a round at r = {_RATE} in a loop of one's own, which begins with finding the cut.",
+            f"'randomize' is randomize_ at r = {_RATE} in your own loop, which finds the cut first.",
             *([known] if _has_kernels(options.device) else []),
-            "All lies in the order of the weights, as in training; host milliseconds are until the call returns.",
-            "'regenerate' writes all weights as their draws say, 'copy' as a stored copy says.",
+            "All tensors have the layout of the weights, as in training; host milliseconds are until the call returns.",
+            "'regenerate' writes all weights from their draws, 'copy' from a stored copy.",
         ],
     )
     default = ("conv6",) if options.little else ("conv6", "resnet18", "resnet50")

@@ -1,4 +1,4 @@
-"""A step of training: dense SGD, edge-popup and IteRand, each executed in every way there is."""
+"""Time and memory of a training step: dense SGD, edge-popup and IteRand, in every execution (eager, graph, …)."""
 
 import copy
 import itertools
@@ -25,22 +25,22 @@ METHODS = ("sgd", "edge_popup", "iterand")
 PERIOD = 300
 """K_per of all networks here."""
 
-_DENSE_RATE = 0.01  # random labels make a dense network diverge at the rate of the scores
+_DENSE_RATE = 0.01  # on random labels a dense network diverges at the learning rate of the scores
 _BATCHES = 2
 _BURST_SECONDS = 0.15
-_WATCHED = 10  # steps in which waits of the host are counted
+_WATCHED = 10  # steps in which host syncs are counted
 _RANDOMIZATIONS = 20  # timed in a row
 
 
 def measure(options: Options, notify: Notify) -> Table:
-    """Milliseconds, memory and waits of a step for every network, way of execution and method."""
+    """Milliseconds, memory and host syncs of a step for every network, execution and method."""
     table = Table(
         "step",
         [
-            "A step of the training loop on random inputs; the methods take turns, and ratios are within a round.",
+            "A step of the training loop on random inputs; the methods take turns, and ratios are taken within a turn.",
             f"IteRand's milliseconds include a {PERIOD}th of a randomization.",
-            "Peak memory is that of a method alone, from its first step on; host syncs are those of "
-            f"{_WATCHED} steps with a randomization among them.",
+            "Peak memory is that of a method alone, from its first step on; host syncs are counted over "
+            f"{_WATCHED} steps that include a randomization.",
         ],
     )
     default = ("conv6", "resnet18", "resnet50", "resnet20") if options.on_gpu else ("conv6", "resnet20")
@@ -59,7 +59,7 @@ class Way:
 
 
 def chosen_ways(options: Options) -> list[Way]:
-    """The ways that were asked for, or all."""
+    """The ways given in the options, or all."""
     there = {way.name: way for way in ways(options.device)}
     for name in options.executions:
         if name not in there:
@@ -68,7 +68,7 @@ def chosen_ways(options: Options) -> list[Way]:
 
 
 def ways(device: torch.device) -> list[Way]:
-    """The ways that there are on a device."""
+    """The ways of executing a step on a device."""
     found = [Way("eager", EagerStep)]
     if device.type == "cuda" and HAS_TRITON:
         from iterand.lab.training.fused import FusedStep
@@ -83,7 +83,7 @@ def ways(device: torch.device) -> list[Way]:
 
 
 class Contender:
-    """A network in the middle of its training."""
+    """A training run that is measured: session, step and batches."""
 
     def __init__(self, chosen: Subject, network: nn.Module, way: Way, batches: Sequence[Batch], device: torch.device):
         self.device = device
@@ -99,17 +99,17 @@ class Contender:
         self.session.advance(len(batch.labels))
 
     def run_between_randomizations(self) -> None:
-        """One step after which no randomization is due."""
+        """One step without a randomization after it."""
         self.set_iteration(0)
         self.run()
 
     def set_iteration(self, iteration: int) -> None:
-        """Say how many steps ago the last randomization was."""
+        """Set the number of steps since the last randomization."""
         for randomizer in self.randomizers:
             randomizer.iteration = iteration
 
     def randomization(self) -> float | None:
-        """Milliseconds of a randomization, many in a row."""
+        """Milliseconds of a randomization, the mean of several; None for methods without."""
 
         def randomize() -> None:
             for randomizer in self.randomizers:
@@ -122,7 +122,7 @@ class Contender:
         return burst(randomize, _RANDOMIZATIONS if self.device.type == "cuda" else 1, self.device)
 
     def host_syncs(self) -> int:
-        """How often the host waits for the device in some steps with a randomization among them."""
+        """How often the host waits for the device over some steps that include a randomization."""
         self.set_iteration(PERIOD - _WATCHED // 2)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -135,7 +135,7 @@ class Contender:
         return sum("synchronizing CUDA operation" in str(warning.message) for warning in caught)
 
     def check(self) -> None:
-        """Numbers of a network that has diverged would say little."""
+        """Raise ValueError if the network has diverged."""
         if not math.isfinite(float(self.session.loss_sum)):
             raise ValueError("the network diverged on random inputs")
 
@@ -176,10 +176,10 @@ def _subject(name: str, method: str, options: Options) -> Subject:
 
 
 def _alone(contender: Callable[[str], Contender], method: str) -> Row:
-    """Peak memory and waits, while nothing else is alive; also what could not be done as asked."""
-    with _said() as sentences:
+    """Peak memory and host syncs with nothing else in memory, and what the package logged as a note."""
+    with _logged() as sentences:
         first = contender(method)
-        first.run()  # compilers try things out that training does not need
+        first.run()  # compilation allocates memory that training does not need
         device = first.device
         del first
     forget(device)
@@ -218,8 +218,8 @@ def _in_turns(contenders: dict[str, Contender], options: Options) -> dict[str, R
 
 
 @contextmanager
-def _said() -> Iterator[list[str]]:
-    """What the package logs in the meantime."""
+def _logged() -> Iterator[list[str]]:
+    """Collect what the package logs inside the block."""
     sentences: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: sentences.append(record.getMessage())  # type: ignore[method-assign]

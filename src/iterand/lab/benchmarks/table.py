@@ -1,4 +1,4 @@
-"""Options of benchmarks, and the tables they fill."""
+"""Options of benchmarks, and the tables of their results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,7 +13,7 @@ from iterand.lab.report.formatting import size
 
 @dataclass(frozen=True)
 class Options:
-    """Where to measure, and what; whatever is left open is the benchmark's own choice for the device."""
+    """What to measure, and on which device; empty options mean the defaults of each benchmark."""
 
     device: torch.device
     networks: tuple[str, ...] = ()
@@ -33,17 +33,17 @@ class Options:
 
     @property
     def little(self) -> bool:
-        """Whether to measure small things only."""
+        """Whether to measure small networks only."""
         return self.short and not self.on_gpu
 
     @property
     def batch(self) -> int:
-        """Examples a step."""
+        """Examples in a step."""
         return self.batch_size or (32 if self.little else 128)
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """Batch size and precision for a recipe; bfloat16 is what GPUs are fast with, not most processors."""
+        """Batch size and precision for a recipe; float32 on CPUs, where bfloat16 is slow."""
         precision = self.precision or (None if self.on_gpu else "float32")
         return (f"batch_size={self.batch}", *([f"precision={precision}"] if precision else []))
 
@@ -53,13 +53,16 @@ class Options:
 
 
 Row = dict[str, Any]
-"""Names, numbers, and a ``Spread`` for everything that was measured several times."""
+"""Names, numbers, and a ``Spread`` for each value measured several times."""
 
 FAILED = "failed"
-"""The column that says why a row has no numbers."""
+"""The column for the reason why a row has no numbers."""
+
+NOTE = "note"
+"""The column for remarks."""
 
 Notify = Callable[[str], None]
-"""Is told what is measured now."""
+"""Called with a line that says what is being measured."""
 
 
 @dataclass
@@ -71,7 +74,7 @@ class Table:
     rows: list[Row] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The table as plain values for JSON."""
         rows = [
             {name: asdict(value) if isinstance(value, Spread) else value for name, value in row.items()}
             for row in self.rows
@@ -80,7 +83,7 @@ class Table:
 
 
 def attempt(row: Row, work: Callable[[], Row], device: torch.device) -> Row:
-    """The row with what the work measured, or with the reason why it could not, so that the others can go on."""
+    """The row with what the work measured, or with the reason why it failed; the other rows are still measured."""
     try:
         return row | work()
     except Exception as error:  # out of memory, or whatever a compiler or a driver may raise
@@ -90,32 +93,29 @@ def attempt(row: Row, work: Callable[[], Row], device: torch.device) -> Row:
 
 
 def reason(error: Exception) -> str:
-    """An error in a line."""
+    """The first line of an error."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-NOTE = "note"
-
-
 def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The columns that some row has a value for, in order; remarks come last."""
+    """The columns with a value in some row, in order; remarks come last."""
     found = {name: None for row in rows for name, value in row.items() if value is not None}
     remarks = [name for name in (NOTE, FAILED) if name in found]
     return [name for name in found if name not in remarks] + remarks
 
 
 def heading(column: str) -> str:
-    """A column's name for people."""
+    """The heading of a column in a printed table."""
     return column.removesuffix("_bytes").replace("_", " ")
 
 
 def is_number(value: Any) -> bool:
-    """Whether a cell is set to the right."""
+    """Whether a value is aligned to the right."""
     return isinstance(value, (int, float, Mapping)) and not isinstance(value, bool)
 
 
 def cell(column: str, value: Any) -> str:
-    """A value for people: of a spread the median, and the 10th to the 90th percentile behind it."""
+    """A value in a printed table; a spread is its median with the 10th to the 90th percentile."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -130,7 +130,7 @@ def cell(column: str, value: Any) -> str:
 
 
 def _number(value: float) -> str:
-    """Four digits that count, and no power of ten."""
+    """About four significant digits, without a power of ten."""
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.{3 if value >= 1 else 4}f}" if value < 10 else f"{value:.{2 if value < 100 else 1}f}"

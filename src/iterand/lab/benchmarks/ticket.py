@@ -1,4 +1,4 @@
-"""Tickets: seconds to write and to load one, and its size."""
+"""Tickets: the time to save and to load one, and its size."""
 
 import tempfile
 from functools import partial
@@ -28,7 +28,7 @@ class _Search(NamedTuple):
     move: float
 
 
-# Redrawn so often that signs are the cheaper thing to store; and as often as in the paper's runs on CIFAR-10.
+# So many redraws that signs are cheaper to store than draws; and as many as in the paper's runs on CIFAR-10.
 _SIGNS = _Search("signed_constant", 3, 0.9, 2.0)
 _DRAWS = _Search("kaiming_uniform", 117, 0.1, 0.1)
 
@@ -71,7 +71,7 @@ def _row(chosen: Subject, search: _Search, options: Options) -> Row:
 def searched(
     network: nn.Module, sparsity: float, weights: str, rounds: int, rate: float, move: float | None
 ) -> nn.Module:  # fmt: skip
-    """A network after some rounds, its scores moved by ``move`` initial deviations before each; None: drawn anew."""
+    """A network after some randomizations, each after its scores moved by ``move`` deviations (None: were redrawn)."""
     generator = torch.Generator().manual_seed(0)
     model = prune_(network, sparsity, weights=weights)
     deviations = [float(score.detach().std()) for score in scores(model)]

@@ -1,4 +1,4 @@
-"""Timing work on CPUs and GPUs, and the networks that are timed."""
+"""Timing of work on CPUs and GPUs, and the networks that are timed."""
 
 import gc
 import math
@@ -22,8 +22,10 @@ from iterand.selection import HAS_TRITON
 Work = Callable[[], object]
 Name = TypeVar("Name", bound=Hashable)
 
-_LEAD_IN = 2  # times the work is done on a GPU before its clock starts, so that the host is ahead
-_BUSY_SIDE = 4096
+_LEAD_IN = 2  # calls on a GPU before its clock starts, so that the host is ahead
+_BUSY_SIDE = 4096  # of the matrices that keep a GPU busy
+_SHORT_NAMES = {"resnet50": "imagenet-resnet50"}
+_SHAPES = {"digits": (1, 8, 10), "cifar10": (3, 32, 10), "imagenet": (3, 224, 1000)}  # channels, side, classes
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,13 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def wait(device: torch.device) -> None:
-    """Wait until the device has done everything."""
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def forget(device: torch.device) -> None:
-    """Give back the memory of what is no longer used."""
+    """Free unused memory and caches."""
     gc.collect()
     if device.type == "cuda":
         if HAS_TRITON:
@@ -64,7 +66,7 @@ def forget(device: torch.device) -> None:
 
 
 def burst(work: Work, times: int, device: torch.device) -> float:
-    """Milliseconds that each of ``times`` calls takes, one after another with no wait between them."""
+    """Milliseconds per call, of ``times`` calls in a row without a wait between them."""
     if device.type != "cuda":
         started = time.perf_counter()
         for _ in range(times):
@@ -85,13 +87,13 @@ def burst(work: Work, times: int, device: torch.device) -> float:
 def take_turns(
     works: Mapping[Name, Work], rounds: int, seconds: float, device: torch.device
 ) -> dict[Name, list[float]]:  # fmt: skip
-    """Milliseconds a call of each work, once a round: bursts of about ``seconds``, all works in turn.
+    """Milliseconds per call of each work, once in each round: bursts of about ``seconds``, all works in turn.
 
-    A machine that slows down for a while slows down all of them, so the ratio within a round holds.
+    A machine that is slow for a while slows down all works, so ratios within a round stay valid.
     """
     times = {}
     for name, work in works.items():
-        burst(work, 1, device)  # what is done only once
+        burst(work, 1, device)  # compilation and other one-time work
         times[name] = max(1, math.ceil(1000 * seconds / burst(work, 1, device)))
     measured: dict[Name, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
@@ -103,10 +105,10 @@ def take_turns(
 def one_by_one(
     work: Work, repeats: int, device: torch.device, before: Work = lambda: None
 ) -> tuple[list[float], list[float]]:
-    """Milliseconds of single calls: of the device's work, and of the host until the call returns.
+    """Milliseconds of single calls: on the device, and on the host until the call returns.
 
-    ``before`` is done before each and not counted. A GPU is kept busy before each call for as long as the host needs
-    for it, so that its own time has no gaps in which it waits for launches.
+    ``before`` is called before each and not counted. A GPU is kept busy before each call until the host has launched
+    everything, so that the device time has no gaps in which the GPU waits for launches.
     """
     on_device: list[float] = []
     on_host: list[float] = []
@@ -134,7 +136,7 @@ def one_by_one(
 
 
 class Timer:
-    """Adds up how long the work inside ``with`` blocks takes; a GPU is not waited for before the total is asked for."""
+    """Adds up the time of ``with`` blocks; only ``total`` waits for a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -156,7 +158,7 @@ class Timer:
             self._seconds += time.perf_counter() - self._started
 
     def total(self) -> float:
-        """Seconds since the total was asked for last."""
+        """Seconds since the last call of ``total``."""
         wait(self._device)
         seconds = self._seconds + sum(float(begin.elapsed_time(end)) for begin, end in self._events) / 1000
         self._seconds, self._events = 0.0, []
@@ -168,7 +170,7 @@ def _event() -> torch.cuda.Event:
 
 
 def _busy(device: torch.device) -> Callable[[float], None]:
-    """Gives a GPU at least so many milliseconds of work."""
+    """A function that gives a GPU at least so many milliseconds of work."""
     if device.type != "cuda":
         return lambda milliseconds: None
     factor = torch.zeros(_BUSY_SIDE, _BUSY_SIDE, device=device)
@@ -186,13 +188,9 @@ def _busy(device: torch.device) -> Callable[[float], None]:
     return keep_busy
 
 
-_SHORT = {"resnet50": "imagenet-resnet50"}
-_SHAPES = {"digits": (1, 8, 10), "cifar10": (3, 32, 10), "imagenet": (3, 224, 1000)}  # channels, side, classes
-
-
 @dataclass(frozen=True)
 class Subject:
-    """A recipe whose data are images, and what these look like."""
+    """A recipe on images, and the shape of these."""
 
     name: str
     recipe: Recipe
@@ -219,8 +217,8 @@ class Subject:
 
 
 def subject(name: str, settings: tuple[str, ...] = ()) -> Subject:
-    """The subject of a recipe's name, with some settings changed; ``resnet50`` is ImageNet's."""
-    recipe = recipe_file.override(find_recipe(_SHORT.get(name, name)), settings)
+    """The subject of a recipe's name, with settings applied; ``resnet50`` means ``imagenet-resnet50``."""
+    recipe = recipe_file.override(find_recipe(_SHORT_NAMES.get(name, name)), settings)
     if recipe.data.name not in _SHAPES:
         known = ", ".join(_SHAPES)
         raise ValueError(f"{name} is trained on {recipe.data.name}; benchmarks know the shapes of {known}")

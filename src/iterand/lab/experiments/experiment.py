@@ -1,4 +1,4 @@
-"""What an experiment is: a table of cells, each a recipe to be run with several seeds, and the paper's numbers."""
+"""An experiment: a table of cells, each a recipe to run with several seeds, and the paper's number for it."""
 
 import tomllib
 from collections.abc import Mapping
@@ -10,11 +10,12 @@ from typing import Any
 from iterand.lab.training.recipe import Recipe
 
 Axis = tuple[str, str | float]
+"""An axis of a table and a cell's position on it, such as ("width", 0.5)."""
 
 
 @dataclass(frozen=True)
 class PaperNumber:
-    """What the paper has for a cell, and where."""
+    """The paper's number for a cell, and the table it is from."""
 
     mean: float
     std: float | None
@@ -30,7 +31,7 @@ class Cell:
     label: str
     recipe: Recipe
     axes: tuple[Axis, ...] = ()
-    """Where the cell stands in tables and plots: ("network", "Conv6"), ("method", "IteRand (SC)"), ("width", 0.5), …"""
+    """Its positions in tables and plots: ("network", "Conv6"), ("method", "IteRand (SC)"), ("width", 0.5), …"""
     paper: PaperNumber | None = None
 
     def runs(self, seeds: int) -> list[Recipe]:
@@ -47,47 +48,36 @@ class Experiment:
     cells: tuple[Cell, ...]
     seeds: int
     where: str = ""
-    """Which figure or table of the paper it is."""
+    """Which figure or table of the paper it is; "ours" for experiments beyond the paper."""
     plot: str = "bars"
-    """How it is drawn: bars, curves (over ``across``), parameters, training, heat map, or none."""
+    """The kind of plot: bars, curves (over ``across``), parameters, training, heat map, or none."""
     across: str = ""
-    """The axis that runs along the horizontal of a plot."""
+    """The horizontal axis of a plot."""
     measure: str = "test_accuracy"
     """What is compared: test_accuracy, validation_accuracy (of the last epoch), or seconds."""
 
 
-_VALUES = ("mean", "std", "parameters")
-
-
 def find_number(table: str, axes: Mapping[str, str | float]) -> PaperNumber | None:
-    """The number at this place of a table, if the paper has one."""
+    """The number of the cell with these axis positions in a table of ``paper.toml``, if the paper has one."""
     return _tables().get(table, {}).get(frozenset(axes.items()))
-
-
-def table_numbers(table: str) -> dict[frozenset[Axis], PaperNumber]:
-    """All numbers of a table by their places."""
-    return dict(_tables()[table])
 
 
 @cache
 def _tables() -> dict[str, dict[frozenset[Axis], PaperNumber]]:
-    text = (files("iterand.lab.experiments") / "paper.toml").read_text(encoding="utf-8")
-    tables = tomllib.loads(text)
+    tables = tomllib.loads((files("iterand.lab.experiments") / "paper.toml").read_text(encoding="utf-8"))
     return {
-        name: {
-            place: number for row in table["rows"] for place, number in _spread(row, table["where"])
-        }
+        name: {axes: number for row in table["rows"] for axes, number in _row_cells(row, table["where"])}
         for name, table in tables.items()
-    }  # fmt: skip
+    }
 
 
-def _spread(row: Mapping[str, Any], where: str) -> list[tuple[frozenset[Axis], PaperNumber]]:
-    """The numbers of a row: what is a list has an entry for each, what is not holds for all."""
+def _row_cells(row: Mapping[str, Any], where: str) -> list[tuple[frozenset[Axis], PaperNumber]]:
+    """The cells of a row: a list has an entry for each cell, any other value is the same for all."""
     count = len(row["mean"]) if isinstance(row["mean"], list) else 1
     columns = {key: value if isinstance(value, list) else [value] * count for key, value in row.items()}
-    found = []
-    for entries in zip(*columns.values(), strict=True):
-        entry = dict(zip(columns, entries))
-        mean, std, parameters = (entry.pop(key, None) for key in _VALUES)
-        found.append((frozenset(entry.items()), PaperNumber(mean, std, where, parameters)))
-    return found
+    cells = []
+    for values in zip(*columns.values(), strict=True):
+        axes = dict(zip(columns, values))
+        mean, std, parameters = (axes.pop(key, None) for key in ("mean", "std", "parameters"))
+        cells.append((frozenset(axes.items()), PaperNumber(mean, std, where, parameters)))
+    return cells

@@ -1,10 +1,27 @@
-"""Experiments that are not in the paper: its point on a laptop, the recipes we recommend, and what each part brings."""
+"""Experiments beyond the paper: a quick start on digits, the recommended recipes, and an ablation of them."""
 
 from iterand.lab.experiments.experiment import Axis, Cell, Experiment, PaperNumber, find_number
 from iterand.lab.experiments.library import find_recipe
 from iterand.lab.experiments.paper import CIFAR10, OPENLTH, SPARSITIES
 from iterand.lab.training import recipe_file
 from iterand.lab.training.recipe import Recipe
+
+DENSE = {"Conv6": "conv6", "ResNet18": "resnet18", "ResNet20": "resnet20", "VGG11": "vgg11"}
+"""The networks whose weights are also trained, with the data and the epochs of the recipes ``best-*``."""
+
+PRUNED = {"ResNet20": (0.5, 0.9, 0.99), "VGG11": (0.5, 0.99)}
+"""The sparsities at which iterative magnitude pruning is run with the data and the settings of dense SGD."""
+
+WITHOUT = {
+    "all of it": [],
+    "ranked in each layer": ["ranking=layer"],
+    "any pruned weight redrawn, r = 0.1": ["candidates=pruned", "redrawn_scores=stay", "rate=0.1"],
+    "nothing redrawn": ["method.name=edge_popup"],
+    "norms fixed": ["norms=fixed"],
+    "p constant": ["sparsity_schedule=constant"],
+    "running statistics": ["norm_statistics=running"],
+}
+"""The cells of the ablation: the settings that turn one part of the recipes ``best-*`` off."""
 
 
 def digits() -> Experiment:
@@ -19,15 +36,8 @@ def digits() -> Experiment:
     return Experiment("digits", "The point of the paper on a laptop: three methods, one narrow network", cells, seeds=3)
 
 
-DENSE = {"Conv6": "conv6", "ResNet18": "resnet18", "ResNet20": "resnet20", "VGG11": "vgg11"}
-"""The networks whose weights are also trained, with the data and the epochs of our recipes."""
-
-PRUNED = {"ResNet20": (0.5, 0.9, 0.99), "VGG11": (0.5, 0.99)}
-"""The sparsities at which iterative magnitude pruning is run with the data and the settings of dense SGD."""
-
-
 def best() -> Experiment:
-    """Our recipes at the cells of the paper's tables, beside dense SGD and magnitude pruning on the same data."""
+    """The recommended recipes at cells of the paper's tables, beside dense SGD and IMP on the same data."""
     cells = [_cell(network, "dense SGD", find_recipe(f"best-{base}-sgd"), 0.0) for network, base in DENSE.items()]
     cells.append(_cell("ResNet18", "IteRand", find_recipe("best-resnet18", ["sparsity=0.9"]), 0.9))
     for network, base in CIFAR10.items():
@@ -45,7 +55,7 @@ def best() -> Experiment:
             cells.append(_cell(network, "IMP", recipe, sparsity))
     return Experiment(
         "best",
-        "What we recommend, beside the paper's IteRand (Conv6, ResNet18, ResNet34), its IMP (VGG11, ResNet20), and "
+        "Recommended settings, beside the paper's IteRand (Conv6, ResNet18, ResNet34), its IMP (VGG11, ResNet20), and "
         "dense SGD and IMP on the same data",
         tuple(cells),
         seeds=3,
@@ -56,34 +66,22 @@ def best() -> Experiment:
 
 def _cell(network: str, method: str, recipe: Recipe, sparsity: float, number: PaperNumber | None = None) -> Cell:
     axes: tuple[Axis, ...] = (("network", network), ("method", method), ("sparsity", sparsity))
-    parts = (network, method if method != "IteRand" else "", f"p = {sparsity:g}" if sparsity else "")
-    return Cell(", ".join(filter(None, parts)), recipe, axes, number)
+    words = (network, method if method != "IteRand" else "", f"p = {sparsity:g}" if sparsity else "")
+    return Cell(", ".join(filter(None, words)), recipe, axes, number)
 
 
-PARTS = {
-    "all of it": [],
-    "ranked in each layer": ["ranking=layer"],
-    "any pruned weight redrawn, r = 0.1": ["candidates=pruned", "redrawn_scores=stay", "rate=0.1"],
-    "nothing redrawn": ["method.name=edge_popup"],
-    "norms fixed": ["norms=fixed"],
-    "p constant": ["sparsity_schedule=constant"],
-    "running statistics": ["norm_statistics=running"],
-}
-"""What can be taken out of the recipes ``best-*``, one at a time."""
-
-
-def parts() -> Experiment:
-    """A short search that forgets twice as fast, so that three seeds of everything take minutes."""
+def ablation() -> Experiment:
+    """What each part of the recommended settings adds, in a short search: a quarter of the epochs, twice the decay."""
     cells = list[Cell]()
     for sparsity in (0.5, 0.9, 0.99):
         whole = find_recipe("best-resnet20", [f"sparsity={sparsity}"])
         short = ["epochs=40", f"weight_decay={2 * whole.optimizer.weight_decay}"]
-        for label, changes in PARTS.items():
+        for label, changes in WITHOUT.items():
             axes = (("sparsity", sparsity), ("recipe", label))
             cells.append(Cell(f"p = {sparsity:g}, {label}", recipe_file.override(whole, [*short, *changes]), axes))
     return Experiment(
-        "parts",
-        "What each part of our recipes brings: ResNet20, 40 epochs, one part left out at a time",
+        "ablation",
+        "Ablation of the recommended settings: ResNet20, 40 epochs, one part left out at a time",
         tuple(cells),
         seeds=3,
         where="ours",

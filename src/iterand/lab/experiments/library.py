@@ -1,22 +1,99 @@
-"""The recipes of the package by name, and the profiles that adapt them."""
+"""The recipes of the package by name, and the profiles that adapt them.
 
-from collections.abc import Callable, Sequence
+A recipe of the package is a TOML file in ``recipes/``. It may extend another one, and say what changes with the
+sparsity in tables ``[[when]]``::
+
+    [[when]]
+    sparsity = "<= 0.7"         # <, <=, > or >= and a number
+    method.ranking = "layer"    # any settings
+    training.epochs = 480
+
+All tables whose condition holds for the sparsity of the run apply, in the order of the file, after the other settings
+of the file. Settings of a recipe that extends it, and those of the user (``--set``), win.
+"""
+
+import json
+import operator
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from iterand.checks import unknown
 from iterand.errors import RecipeError
 from iterand.lab.training import recipe_file
 from iterand.lab.training.recipe import Recipe
 
+_FOLDER = files("iterand.lab.experiments") / "recipes"
+_COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
-def adapt(recipe: Recipe, profile: str) -> Recipe:
-    """The recipe in a profile; where nothing changes it is the same run, so it keeps its name."""
-    changes = _PROFILES[check_profile(profile)](recipe)
-    adapted = recipe_file.override(recipe, changes) if changes else recipe
-    return adapted if adapted == recipe else replace(adapted, name=_renamed(recipe.name, profile))
+
+def recipe_names() -> list[str]:
+    """The names of all recipes in the package."""
+    return list(_names())
+
+
+def find_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
+    """A recipe of the package by name, or another one by path, with ``key=value`` settings applied.
+
+    The sparsity is read first, since it decides which ``[[when]]`` tables of the package's recipes apply.
+    """
+    of_sparsity = [one for one in settings if one.partition("=")[0].strip() in ("sparsity", "method.sparsity")]
+    sparsity = _read(name_or_path, of_sparsity, _of_package).method.sparsity
+    return _read(name_or_path, settings, lambda name: _of_package(name, sparsity))
+
+
+def _read(name_or_path: str, settings: Sequence[str], of_package: Callable[[str], Recipe]) -> Recipe:
+    is_path = name_or_path.endswith(".toml") or "/" in name_or_path
+    recipe = recipe_file.read(Path(name_or_path), of_package) if is_path else of_package(name_or_path)
+    return recipe_file.override(recipe, settings)
+
+
+@cache
+def _names() -> list[str]:
+    return sorted(entry.name.removesuffix(".toml") for entry in _FOLDER.iterdir() if entry.name.endswith(".toml"))
+
+
+@cache
+def _of_package(name: str, sparsity: float | None = None) -> Recipe:
+    """A recipe of the package, with the ``[[when]]`` tables that hold at a sparsity; without a sparsity none do."""
+    if name not in recipe_names():
+        sentence = unknown("recipe", name, recipe_names())
+        raise RecipeError(f"{sentence} (an own recipe is given as a path to a .toml file)")
+    values = tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    base = _of_package(values.pop("extends"), sparsity) if "extends" in values else Recipe()
+    cases = values.pop("when", [])
+    settings = _as_settings(values)
+    for case in cases:
+        condition = case.pop("sparsity")
+        if sparsity is not None and _holds(condition, sparsity):
+            settings += _as_settings(case)
+    return recipe_file.override(base, settings)
+
+
+def _holds(condition: str, value: float) -> bool:
+    """Whether a condition such as ``<= 0.7`` holds for a value."""
+    comparison, _, limit = condition.partition(" ")
+    return bool(_COMPARISONS[comparison](value, float(limit)))
+
+
+def _as_settings(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Nested tables as ``key=value`` settings."""
+    settings: list[str] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            settings += _as_settings(value, f"{prefix}{key}.")
+        else:
+            settings.append(f"{prefix}{key}={json.dumps(value)}")
+    return settings
+
+
+def profile_names() -> list[str]:
+    """The names of all profiles."""
+    return list(_PROFILES)
 
 
 def check_profile(name: str) -> str:
@@ -26,22 +103,21 @@ def check_profile(name: str) -> str:
     return name
 
 
-def profile_names() -> list[str]:
-    """The names of all profiles."""
-    return list(_PROFILES)
-
-
-def _renamed(name: str, profile: str) -> str:
-    return name if name.startswith(f"{profile}-") else f"{profile}-{name}"
+def adapt(recipe: Recipe, profile: str) -> Recipe:
+    """The recipe in a profile; where nothing changes it is the same run, so it keeps its name."""
+    changes = _PROFILES[check_profile(profile)](recipe)
+    adapted = recipe_file.override(recipe, changes) if changes else recipe
+    return adapted if adapted == recipe else replace(adapted, name=f"{profile}-{recipe.name}")
 
 
 def _paper_changes(recipe: Recipe) -> list[str]:
+    """The recipes are the paper's."""
     return []
 
 
 def _text_changes(recipe: Recipe) -> list[str]:
     """Appendix B names no augmentation, but follows Ramanujan et al., who crop, flip, and normalise by CIFAR-10."""
-    if not _authors_cifar10(recipe):
+    if recipe.data.name != "cifar10" or recipe.data.augmentation != "resized_crop":
         return []
     changes = ["augmentation=crop", "normalization=cifar10"]
     if recipe.network.name == "conv6" and not recipe.method.trains_weights:
@@ -50,42 +126,33 @@ def _text_changes(recipe: Recipe) -> list[str]:
 
 
 def _best_changes(recipe: Recipe) -> list[str]:
-    """What docs/beyond.md recommends; Conv6 has no batch norm to even out layers of different density."""
-    changes = ["augmentation=crop_cutout"] if _authors_cifar10(recipe) else []
-    if recipe.data.name != "cifar10" or recipe.method.trains_weights:
-        return changes
-    if recipe.method.name == "iterand":
-        changes += ["candidates=negative", "redrawn_scores=follow"]
-        if recipe.method.weight_distribution == "signed_constant":  # of two values a draw finds the right one soon
-            changes.append("rate=1.0")
-    if recipe.network.name != "conv6":
-        changes += ["ranking=global", "norms=shifted", "sparsity_schedule=cubic", "sparsity_schedule_share=0.5"]
-        changes += ["learning_rate.initial=0.5", "learning_rate.schedule=cosine", "weight_decay=1e-4"]
-    return changes + _by_sparsity(recipe.network.name, recipe.method.sparsity)
+    """What the recipe ``best-X`` of a network changes of the paper's recipe ``X``, where it makes sense.
+
+    Where weights are trained, that is the data, whatever the sparsity. Without redrawing, no setting of redrawing
+    changes. The rate 1 is for signed constants: of two values, a draw soon finds the right one.
+    """
+    base = recipe.network.name.removesuffix("_cifar")
+    if recipe.data.name != "cifar10" or f"best-{base}" not in recipe_names():
+        return []
+    trains_weights = recipe.method.trains_weights
+    at = [] if trains_weights else [f"sparsity={recipe.method.sparsity}"]
+    before, after = (_flat(find_recipe(name, at)) for name in (base, f"best-{base}"))
+    changes = {key: value for key, value in after.items() if value != before[key]}
+    if trains_weights:
+        changes = {key: value for key, value in changes.items() if key.startswith("data.")}
+    if recipe.method.name != "iterand":
+        changes = {key: value for key, value in changes.items() if key not in _REDRAWING}
+    if recipe.method.weight_distribution != "signed_constant":
+        changes.pop("method.rate", None)
+    return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
 
 
-def _by_sparsity(network: str, sparsity: float) -> list[str]:
-    """Where much is kept, a wide network is held back and searched longer; where little, what is left speaks louder."""
-    changes = []
-    if network == "resnet20" or (network == "vgg11" and sparsity <= 0.9):  # the others were not tried with it
-        changes.append("norm_statistics=recomputed")
-    if network == "vgg11" and sparsity <= 0.9:
-        changes.append("label_smoothing=0.1")
-    if network == "vgg11" and sparsity <= 0.7:
-        changes += ["ranking=layer", "augmentation=crop_cutout"]
-    if network in ("vgg11", "resnet20") and sparsity <= 0.5:  # magnitude pruning trains for 640
-        changes.append("epochs=320")
-    elif network == "vgg11" and sparsity <= 0.7:
-        changes.append("epochs=480")
-    if network == "resnet20" and sparsity >= 0.99:
-        changes += ["augmentation=none", "epochs=320", "sparsity_schedule_share=0.8", "period=1000"]
-        # Gradients are four times as large then, so the rate is a quarter and what scores forget stays.
-        changes += ["temperature=0.25", "learning_rate.initial=0.125", "weight_decay=4e-4"]
-    return changes
+_REDRAWING = ("method.candidates", "method.redrawn_scores", "method.rate")
 
 
-def _authors_cifar10(recipe: Recipe) -> bool:
-    return recipe.data.name == "cifar10" and recipe.data.augmentation == "resized_crop"
+def _flat(recipe: Recipe) -> dict[str, Any]:
+    tables = {section: table for section, table in recipe_file.as_dict(recipe).items() if isinstance(table, dict)}
+    return {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
 
 
 _PROFILES: dict[str, Callable[[Recipe], list[str]]] = {
@@ -93,51 +160,3 @@ _PROFILES: dict[str, Callable[[Recipe], list[str]]] = {
     "text": _text_changes,
     "best": _best_changes,
 }
-
-
-_FOLDER = files("iterand.lab.experiments") / "recipes"
-_BEST = {f"best-{base}": base for base in ("conv6", "resnet18", "resnet20", "resnet34", "vgg11")}
-
-
-def recipe_names() -> list[str]:
-    """The names of all recipes in the package."""
-    return list(_names())
-
-
-@cache
-def _names() -> list[str]:
-    of_files = [entry.name.removesuffix(".toml") for entry in _FOLDER.iterdir() if entry.name.endswith(".toml")]
-    return sorted([*of_files, *_BEST])
-
-
-def find_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
-    """A recipe of the package by name, or one's own by path, with other settings; either may extend one of the package.
-
-    What the recipes ``best-*`` are depends on the sparsity, so that is set before all else.
-    """
-    of_sparsity = [one for one in settings if one.partition("=")[0].strip() in ("sparsity", "method.sparsity")]
-    sparsity = _found(name_or_path, of_sparsity, _of_package).method.sparsity
-    return _found(name_or_path, settings, lambda name: _best(name, sparsity) if name in _BEST else _of_package(name))
-
-
-def _found(name_or_path: str, settings: Sequence[str], of_package: Callable[[str], Recipe]) -> Recipe:
-    is_path = name_or_path.endswith(".toml") or "/" in name_or_path
-    recipe = recipe_file.read(Path(name_or_path), of_package) if is_path else of_package(name_or_path)
-    return recipe_file.override(recipe, settings)
-
-
-@cache
-def _of_package(name: str) -> Recipe:
-    if name not in recipe_names():
-        sentence = unknown("recipe", name, recipe_names())
-        raise RecipeError(f"{sentence} (an own recipe is given as a path to a .toml file)")
-    if name in _BEST:
-        return _best(name, _of_package(_BEST[name]).method.sparsity)
-    text = (_FOLDER / f"{name}.toml").read_text(encoding="utf-8")
-    return recipe_file.from_toml(text, f"recipe {name}", _of_package)
-
-
-def _best(name: str, sparsity: float) -> Recipe:
-    of_paper = recipe_file.override(_of_package(_BEST[name]), [f"sparsity={sparsity}"])
-    title = of_paper.description.partition(" with ")[0]
-    return replace(adapt(of_paper, "best"), description=f"{title} as we recommend it (docs/beyond.md), IteRand")

@@ -1,4 +1,4 @@
-"""The experiments of the paper, table by table."""
+"""The experiments of the paper, in its order: a function for each figure and table."""
 
 from dataclasses import replace
 
@@ -9,10 +9,16 @@ from iterand.lab.training.recipe import Recipe
 
 CIFAR10 = {"Conv6": "conv6", "ResNet18": "resnet18", "ResNet34": "resnet34"}
 """The networks of Figure 2, and the recipe each starts from."""
+OPENLTH = {"VGG11": "vgg11", "ResNet20": "resnet20"}
+"""The networks of Table 7, which the authors ran in OpenLTH, and the recipe each starts from."""
+SPARSITIES = (0.5, 0.7, 0.9, 0.95, 0.99)
+"""The sparsities of Table 7."""
 
+_KAIMING_UNIFORM = "IteRand (KU)"
+_SIGNED_CONSTANT = ("IteRand (SC)", "edge-popup (SC)")
 _METHOD_SETTINGS = {"IteRand": "iterand", "edge-popup": "edge_popup", "SGD": "sgd", "IMP": "imp"}
 _WEIGHTS = {"SC": "signed_constant", "KU": "kaiming_uniform"}
-_SETTINGS = {  # axes that are settings, with their symbol in the paper
+_SETTINGS = {  # axes that are settings, with their symbols in the paper
     "width": ("network.width_factor", "ρ"),
     "sparsity": ("method.sparsity", "p"),
     "period": ("method.period", "K_per"),
@@ -20,33 +26,25 @@ _SETTINGS = {  # axes that are settings, with their symbol in the paper
 }
 
 
-def start(base: str, method: str) -> Recipe:
-    """The recipe for a method as the tables call it, such as ``edge-popup (KU)``.
-
-    It is ``BASE-METHOD`` where there is such a recipe, since the method has settings of its own there.
-    """
-    name, _, weights = method.removesuffix(")").partition(" (")
-    own = f"{base}-{_METHOD_SETTINGS[name]}"
-    recipe = find_recipe(own if own in recipe_names() else base)
-    changed = replace(recipe.method, name=_METHOD_SETTINGS[name])
-    if weights:
-        changed = replace(changed, weight_distribution=_WEIGHTS[weights])
-    return replace(recipe, method=changed)
-
-
-def cell(table: str, recipe: Recipe, **axes: str | float) -> Cell:
-    """A cell at this place of a table; axes that are settings change the recipe."""
-    settings = [f"{_SETTINGS[axis][0]}={value}" for axis, value in axes.items() if axis in _SETTINGS]
-    words = [f"{_SETTINGS[axis][1]} = {value:g}" if axis in _SETTINGS else value for axis, value in axes.items()]
-    return Cell(
-        ", ".join(map(str, words)),
-        recipe_file.override(recipe, settings),
-        tuple(axes.items()),
-        find_number(table, axes),
+def figure1() -> Experiment:
+    """The rate r; r = 0 redraws nothing, so it is run as edge-popup (Section 3.2)."""
+    cells = list[Cell]()
+    for network, base in CIFAR10.items():
+        nothing = cell("figure1", start(base, _KAIMING_UNIFORM), network=network, rate=0.0)
+        cells.append(Cell(nothing.label, start(base, "edge-popup (KU)"), nothing.axes))
+        cells += (
+            cell("figure1", start(base, _KAIMING_UNIFORM), network=network, rate=rate) for rate in (0.01, 0.1, 1.0)
+        )
+    return Experiment(
+        "figure1",
+        "The rate r: the share of the pruned weights that is redrawn (KU)",
+        tuple(cells),
+        seeds=3,
+        where="Figure 1",
+        plot="bars",
+        across="rate",
+        measure="validation_accuracy",
     )
-
-
-_FIGURE2_METHODS = ("IteRand (SC)", "IteRand (KU)", "edge-popup (SC)", "edge-popup (KU)", "SGD")
 
 
 def figure2() -> Experiment:
@@ -54,7 +52,7 @@ def figure2() -> Experiment:
     cells = (
         cell("figure2", start(base, method), network=network, method=method, width=width)
         for network, base in CIFAR10.items()
-        for method in _FIGURE2_METHODS
+        for method in ("IteRand (SC)", "IteRand (KU)", "edge-popup (SC)", "edge-popup (KU)", "SGD")
         for width in (0.25, 0.5, 1.0, 2.0)
     )
     return Experiment(
@@ -68,8 +66,137 @@ def figure2() -> Experiment:
     )
 
 
+def figure3() -> Experiment:
+    """Accuracy over the number of parameters on ImageNet."""
+    methods = {
+        "ResNet18": ("SGD",),
+        "ResNet34": ("SGD", *_SIGNED_CONSTANT),
+        "ResNet50": _SIGNED_CONSTANT,
+        "ResNet101": _SIGNED_CONSTANT,
+    }
+    cells = (
+        cell("figure3", start(f"imagenet-{network.lower()}", method), network=network, method=method)
+        for network in methods
+        for method in methods[network]
+    )
+    return Experiment(
+        "figure3",
+        "Accuracy over the number of parameters on ImageNet",
+        tuple(cells),
+        seeds=1,
+        where="Figure 3a, Table 4",
+        plot="parameters",
+    )
+
+
+def figure3_curves() -> Experiment:
+    """Accuracy over the epochs; the runs are two of those of Figure 3a."""
+    cells = (
+        cell("figure3", start("imagenet-resnet50", method), network="ResNet50", method=method)
+        for method in _SIGNED_CONSTANT
+    )
+    return Experiment(
+        "figure3-curves",
+        "Accuracy during the training of ResNet50 on ImageNet",
+        tuple(cells),
+        seeds=1,
+        where="Figure 3b",
+        plot="training",
+    )
+
+
+def period() -> Experiment:
+    """The period K_per."""
+    cells = (
+        cell("period", start(base, _KAIMING_UNIFORM), network=network, period=period)
+        for network, base in CIFAR10.items()
+        for period in (1, 30, 300, 3000, 30000)
+    )
+    return Experiment(
+        "period",
+        "The period K_per: iterations between two randomizations (KU)",
+        tuple(cells),
+        seeds=3,
+        where="Figure 4",
+        plot="curves",
+        across="period",
+        measure="validation_accuracy",
+    )
+
+
+def period_rate() -> Experiment:
+    """The period K_per and the rate r together."""
+    cells = (
+        cell("period-rate", start("resnet18", _KAIMING_UNIFORM), period=period, rate=rate)
+        for rate in (0.001, 0.01, 0.1, 1.0)
+        for period in (1, 30, 300, 3000)
+    )
+    return Experiment(
+        "period-rate",
+        "Period and rate together (ResNet18, KU)",
+        tuple(cells),
+        seeds=3,
+        where="Figure 5",
+        plot="heat map",
+        across="period",
+    )
+
+
+def overhead() -> Experiment:
+    """Seconds of a training run; the runs are three of those of Figure 2."""
+    methods = {"IteRand": "IteRand (SC)", "edge-popup": "edge-popup (SC)", "SGD": "SGD"}
+    cells = (cell("overhead", start("resnet18", full), method=method) for method, full in methods.items())
+    return Experiment(
+        "overhead",
+        "Training time (ResNet18)",
+        tuple(cells),
+        seeds=1,
+        where="Table 5",
+        plot="bars",
+        measure="seconds",
+    )
+
+
+def sparsity() -> Experiment:
+    """Accuracy at seven sparsities."""
+    cells = (
+        cell("sparsity", start(CIFAR10[network], method), network=network, method=method, sparsity=sparsity)
+        for network in ("Conv6", "ResNet18")
+        for method in _SIGNED_CONSTANT
+        for sparsity in (0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99)
+    )
+    return Experiment(
+        "sparsity",
+        "Accuracy over the share of pruned weights",
+        tuple(cells),
+        seeds=3,
+        where="Table 6",
+        plot="curves",
+        across="sparsity",
+    )
+
+
+def imp() -> Experiment:
+    """IteRand and edge-popup beside iterative magnitude pruning, which trains weights."""
+    cells = (
+        cell("imp", start(base, method), network=network, method=method, sparsity=sparsity)
+        for network, base in OPENLTH.items()
+        for method in ("IteRand (SC)", "edge-popup (SC)", "IMP")
+        for sparsity in SPARSITIES
+    )
+    return Experiment(
+        "imp",
+        "Pruning random weights beside iterative magnitude pruning",
+        tuple(cells),
+        seeds=3,
+        where="Table 7",
+        plot="curves",
+        across="sparsity",
+    )
+
+
 def width() -> Experiment:
-    """How much wider edge-popup must be to be as good as IteRand."""
+    """How much wider a network edge-popup needs for the accuracy of IteRand."""
     widths = {"IteRand (KU)": (0.5, 1.0), "edge-popup (KU)": (0.5, 0.65, 1.0, 1.3)}
     cells = (
         cell("width", start("resnet18", method), method=method, width=width)
@@ -87,176 +214,21 @@ def width() -> Experiment:
     )
 
 
-_METHOD = "IteRand (KU)"
-
-
-def figure1() -> Experiment:
-    """The rate r; at r = 0 nothing is ever redrawn, which is edge-popup (Section 3.2), and run as such."""
-    cells = list[Cell]()
-    for network, base in CIFAR10.items():
-        nothing = cell("figure1", start(base, _METHOD), network=network, rate=0.0)
-        cells.append(Cell(nothing.label, start(base, "edge-popup (KU)"), nothing.axes))
-        cells += (cell("figure1", start(base, _METHOD), network=network, rate=rate) for rate in (0.01, 0.1, 1.0))
-    return Experiment(
-        "figure1",
-        "Which share of the pruned weights to redraw (KU)",
-        tuple(cells),
-        seeds=3,
-        where="Figure 1",
-        plot="bars",
-        across="rate",
-        measure="validation_accuracy",
-    )
-
-
-def period() -> Experiment:
-    """The period K_per."""
-    cells = (
-        cell("period", start(base, _METHOD), network=network, period=period)
-        for network, base in CIFAR10.items()
-        for period in (1, 30, 300, 3000, 30000)
-    )
-    return Experiment(
-        "period",
-        "How many iterations lie between two randomizations (KU)",
-        tuple(cells),
-        seeds=3,
-        where="Figure 4",
-        plot="curves",
-        across="period",
-        measure="validation_accuracy",
-    )
-
-
-def period_rate() -> Experiment:
-    """Both."""
-    cells = (
-        cell("period-rate", start("resnet18", _METHOD), period=period, rate=rate)
-        for rate in (0.001, 0.01, 0.1, 1.0)
-        for period in (1, 30, 300, 3000)
-    )
-    return Experiment(
-        "period-rate",
-        "Period and rate together (ResNet18, KU)",
-        tuple(cells),
-        seeds=3,
-        where="Figure 5",
-        plot="heat map",
-        across="period",
-    )
-
-
-_PRUNING = ("IteRand (SC)", "edge-popup (SC)")
-
-
-def figure3() -> Experiment:
-    """Accuracy over the number of parameters."""
-    methods = {"ResNet18": ("SGD",), "ResNet34": ("SGD", *_PRUNING), "ResNet50": _PRUNING, "ResNet101": _PRUNING}
-    cells = (
-        cell("figure3", start(f"imagenet-{network.lower()}", method), network=network, method=method)
-        for network in methods
-        for method in methods[network]
-    )
-    return Experiment(
-        "figure3",
-        "Accuracy over the number of parameters on ImageNet",
-        tuple(cells),
-        seeds=1,
-        where="Figure 3a, Table 4",
-        plot="parameters",
-    )
-
-
-def figure3_curves() -> Experiment:
-    """How the accuracy grows; the runs are two of those of Figure 3a."""
-    cells = (
-        cell("figure3", start("imagenet-resnet50", method), network="ResNet50", method=method) for method in _PRUNING
-    )
-    return Experiment(
-        "figure3-curves",
-        "Accuracy during the training of ResNet50 on ImageNet",
-        tuple(cells),
-        seeds=1,
-        where="Figure 3b",
-        plot="training",
-    )
-
-
 def large() -> Experiment:
-    """Two large networks."""
-    wide = {method: start("imagenet-wide-resnet50-2", method) for method in _PRUNING}
+    """Two large networks on ImageNet."""
+    wide = {method: start("imagenet-wide-resnet50-2", method) for method in _SIGNED_CONSTANT}
     twice = {
-        method: recipe_file.override(start("imagenet-resnet50", method), ["width_factor=2.0"]) for method in _PRUNING
+        method: recipe_file.override(start("imagenet-resnet50", method), ["width_factor=2.0"])
+        for method in _SIGNED_CONSTANT
     }
     cells = (
         cell("large", recipes[method], network=network, method=method)
         for network, recipes in (("WideResNet-50-2", wide), ("ResNet50 (ρ = 2)", twice))
-        for method in _PRUNING
+        for method in _SIGNED_CONSTANT
     )
     return Experiment(
         "large", "Large networks on ImageNet", tuple(cells), seeds=1, where="Table 9", plot="parameters"
     )  # fmt: skip
-
-
-_OVERHEAD_METHODS = {"IteRand": "IteRand (SC)", "edge-popup": "edge-popup (SC)", "SGD": "SGD"}
-
-
-def overhead() -> Experiment:
-    """Seconds of a whole training; the runs are three of those of Figure 2."""
-    cells = (cell("overhead", start("resnet18", full), method=method) for method, full in _OVERHEAD_METHODS.items())
-    return Experiment(
-        "overhead",
-        "How long a training takes (ResNet18), beside whatever else ran on its machine",
-        tuple(cells),
-        seeds=1,
-        where="Table 5",
-        plot="bars",
-        measure="seconds",
-    )
-
-
-OPENLTH = {"VGG11": "vgg11", "ResNet20": "resnet20"}
-"""The networks of the comparison that the authors did in OpenLTH, ..."""
-SPARSITIES = (0.5, 0.7, 0.9, 0.95, 0.99)
-"""... and how many of their weights go."""
-
-
-def sparsity() -> Experiment:
-    """Seven sparsities."""
-    cells = (
-        cell("sparsity", start(CIFAR10[network], method), network=network, method=method, sparsity=sparsity)
-        for network in ("Conv6", "ResNet18")
-        for method in ("IteRand (SC)", "edge-popup (SC)")
-        for sparsity in (0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99)
-    )
-    return Experiment(
-        "sparsity",
-        "Accuracy over the share of pruned weights",
-        tuple(cells),
-        seeds=3,
-        where="Table 6",
-        plot="curves",
-        across="sparsity",
-    )
-
-
-def imp() -> Experiment:
-    """Against iterative magnitude pruning, which does train weights."""
-    cells = (
-        cell("imp", start(base, method), network=network, method=method, sparsity=sparsity)
-        for network, base in OPENLTH.items()
-        for method in ("IteRand (SC)", "edge-popup (SC)", "IMP")
-        for sparsity in SPARSITIES
-    )
-    return Experiment(
-        "imp",
-        "Pruning alone against iterative magnitude pruning",
-        tuple(cells),
-        seeds=3,
-        where="Table 7",
-        plot="curves",
-        across="sparsity",
-    )
 
 
 def imdb() -> Experiment:
@@ -266,4 +238,30 @@ def imdb() -> Experiment:
         for network, base in (("LSTM", "lstm"), ("BiLSTM", "bilstm"))
         for method in ("IteRand (SC)", "edge-popup (SC)", "SGD")
     )
-    return Experiment("imdb", "Film reviews, liked or not", tuple(cells), seeds=5, where="Table 10", plot="bars")
+    return Experiment("imdb", "Sentiment of film reviews (IMDB)", tuple(cells), seeds=5, where="Table 10", plot="bars")
+
+
+def start(base: str, method: str) -> Recipe:
+    """The recipe for a method by its name in the tables, such as ``edge-popup (KU)``.
+
+    Where there is a recipe ``BASE-METHOD``, the method has its own settings, so that one is used.
+    """
+    name, _, weights = method.removesuffix(")").partition(" (")
+    own = f"{base}-{_METHOD_SETTINGS[name]}"
+    recipe = find_recipe(own if own in recipe_names() else base)
+    changed = replace(recipe.method, name=_METHOD_SETTINGS[name])
+    if weights:
+        changed = replace(changed, weight_distribution=_WEIGHTS[weights])
+    return replace(recipe, method=changed)
+
+
+def cell(table: str, recipe: Recipe, **axes: str | float) -> Cell:
+    """The cell of a table with these axis positions; axes that are settings change the recipe."""
+    settings = [f"{_SETTINGS[axis][0]}={value}" for axis, value in axes.items() if axis in _SETTINGS]
+    words = [f"{_SETTINGS[axis][1]} = {value:g}" if axis in _SETTINGS else value for axis, value in axes.items()]
+    return Cell(
+        ", ".join(map(str, words)),
+        recipe_file.override(recipe, settings),
+        tuple(axes.items()),
+        find_number(table, axes),
+    )

@@ -1,1 +1,1 @@
-"""The report: our records beside the paper's numbers, as a page, as Markdown or as JSON."""
+"""The report: our records beside the paper's numbers, as an HTML page, as Markdown or as JSON."""

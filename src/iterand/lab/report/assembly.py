@@ -1,10 +1,12 @@
-"""From record files to a report: which record belongs to which cell."""
+"""From record files to a report: read the records and assign each to the cell with its recipe."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from iterand.checks import is_text
 from iterand.errors import IterandError
@@ -16,7 +18,12 @@ from iterand.lab.training import recipe_file
 from iterand.lab.training.folder import _RECORD_FAMILY, PER_EPOCH, RECORD, check_record, read_record
 from iterand.lab.training.recipe import Recipe
 
-_BEGINNING = 1 << 20  # characters
+_BEGINNING = 1 << 20  # characters of a file that are searched for the format of records
+
+Sharing = Literal["cpu", "unknown", "shared"]
+"""Whether a run on a GPU shared it with other runs, as far as its record tells; "cpu" for a run without a GPU."""
+
+_TIMED: tuple[Sharing, ...] = ("unknown", "shared", "cpu")  # which times are compared with the paper's, if there are
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +37,26 @@ class Record:
     seconds: float
     environment: Mapping[str, Any]
     written: float
-    """When its file was last written, to tell the newer of two."""
+    """When its file was last written: of two records of one run the newer counts."""
+
+    @property
+    def date(self) -> str | None:
+        """The day of the run, such as ``2026-11-16``; None where the record has no date."""
+        try:
+            return datetime.fromisoformat(self.environment["date"]).date().isoformat()
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    @cached_property
+    def sharing(self) -> Sharing:
+        """Whether the run shared its GPU: its command may say that several runs used one at a time."""
+        hardware = self.environment.get("hardware")
+        if not isinstance(hardware, dict) or not hardware.get("gpu"):
+            return "cpu"
+        words = str(self.environment.get("command")).replace("=", " ").split()
+        options = dict(pairwise(words))
+        jobs, share = _number(options.get("--jobs")), _number(options.get("--gpus-per-run"))
+        return "shared" if (jobs is not None and jobs > 1) or (share is not None and share < 1) else "unknown"
 
     def number(self, key: str) -> float | None:
         """An entry of the result, where it has such a number."""
@@ -40,14 +66,14 @@ class Record:
 
 @dataclass(frozen=True)
 class Records:
-    """What a folder holds: the records, and a sentence for each file that is a damaged one."""
+    """The records of a folder, and a sentence for each damaged one."""
 
     found: tuple[Record, ...]
     damaged: tuple[str, ...]
 
 
 def read_records(folder: Path) -> Records:
-    """All records under ``folder``, in the order of their paths; other JSON files are passed over."""
+    """All records under ``folder``, in the order of their paths; other JSON files are ignored."""
     if not folder.is_dir():
         raise IterandError(f"{folder} is not a folder; name the one that holds the runs or their records")
     found, damaged = list[Record](), list[str]()
@@ -63,7 +89,7 @@ def read_records(folder: Path) -> Records:
 
 
 def _read(path: Path) -> Any:
-    """What a file holds that is, or should be, a record; None for another file."""
+    """The value in a file that is, or should be, a record; None for other files."""
     try:
         value = read_record(path)
     except IterandError:
@@ -96,13 +122,13 @@ def _as_text(name: Path) -> str:
 
 
 def identity(recipe: Recipe) -> str:
-    """What a recipe is apart from its seed, name and description: cells and records meet by it."""
+    """The digest of a recipe without its seed, name and description: cells and records are matched by it."""
     values = recipe_file.as_dict(replace(recipe, seed=0))
-    return recipe_file.digest(recipe_file.from_dict(values))  # reading it turns a whole number into the float it is
+    return recipe_file.digest(recipe_file.from_dict(values))  # which turns whole numbers into floats
 
 
 @dataclass(frozen=True)
-class SetAside:
+class Superseded:
     """A record that does not count, since a newer one has the same recipe and seed."""
 
     record: Record
@@ -111,10 +137,10 @@ class SetAside:
 
 @dataclass(frozen=True)
 class Groups:
-    """Records by what their recipe is; in a group each seed stands once."""
+    """Records by the identity of their recipe, each seed once."""
 
     by_identity: Mapping[str, tuple[Record, ...]]
-    set_aside: tuple[SetAside, ...]
+    superseded: tuple[Superseded, ...]
 
     def of(self, recipe: Recipe) -> tuple[Record, ...]:
         """The records of a cell with this recipe, in the order of their seeds."""
@@ -122,7 +148,7 @@ class Groups:
 
 
 def group(records: Iterable[Record]) -> Groups:
-    """Put together what belongs together; of two records with one recipe and seed the newest counts."""
+    """Group records by recipe; of two records with one recipe and seed the newer counts."""
     newest: dict[tuple[str, int], Record] = {}
     older: list[tuple[tuple[str, int], Record]] = []
     for record in sorted(records, key=lambda record: (-record.written, record.path)):
@@ -136,13 +162,13 @@ def group(records: Iterable[Record]) -> Groups:
         groups.setdefault(name, []).append(record)
     return Groups(
         {name: tuple(members) for name, members in groups.items()},
-        tuple(SetAside(record, newest[key]) for key, record in older),
+        tuple(Superseded(record, newest[key]) for key, record in older),
     )
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that each run has."""
+    """A number of each run that an experiment compares."""
 
     title: str
     of: Callable[[Record], float]
@@ -159,19 +185,28 @@ _MEASURES = {
 
 
 def measure(experiment: Experiment) -> Measure:
-    """What this experiment is about."""
+    """The measure of an experiment."""
     return _MEASURES[experiment.measure]
 
 
 @dataclass(frozen=True)
+class RunTime:
+    """The mean time of some runs of a cell."""
+
+    sharing: Sharing
+    n: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class CellOutcome:
-    """A cell, its runs and what they say."""
+    """A cell, its runs and their mean."""
 
     cell: Cell
     runs: tuple[Record, ...]
     summary: Summary | None
     comparison: Comparison | None
-    """Against the paper, where both have a number."""
+    """With the paper, where both have a number."""
 
     def mean(self, key: str) -> float | None:
         """The mean of an entry of the runs' results, where all have it."""
@@ -179,14 +214,17 @@ class CellOutcome:
         return sum(numbers) / len(numbers) if numbers and len(numbers) == len(self.runs) else None
 
     @property
-    def seconds(self) -> float | None:
-        """How long a run took, in the mean."""
-        return sum(run.seconds for run in self.runs) / len(self.runs) if self.runs else None
+    def times(self) -> tuple[RunTime, ...]:
+        """The mean time of a run, separately for runs that shared a GPU and others."""
+        return tuple(
+            RunTime(sharing, len(members), sum(run.seconds for run in members) / len(members))
+            for sharing, members in _by_sharing(self.runs).items()
+        )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """An experiment and what became of its cells."""
+    """An experiment and the results of its cells."""
 
     experiment: Experiment
     cells: tuple[CellOutcome, ...]
@@ -197,18 +235,28 @@ class Outcome:
         return tuple({id(run): run for cell in self.cells for run in cell.runs}.values())
 
     @property
+    def finished(self) -> tuple[CellOutcome, ...]:
+        """The cells with a result."""
+        return tuple(cell for cell in self.cells if cell.summary)
+
+    @property
+    def open(self) -> tuple[CellOutcome, ...]:
+        """The cells without a result."""
+        return tuple(cell for cell in self.cells if not cell.summary)
+
+    @property
     def done(self) -> int:
         """How many cells have a result."""
-        return sum(cell.summary is not None for cell in self.cells)
+        return len(self.finished)
 
     def verdicts(self, *kinds: str) -> int:
-        """How many cells compare like this with the paper."""
+        """How many cells have one of these verdicts."""
         return sum(cell.comparison is not None and cell.comparison.verdict in kinds for cell in self.cells)
 
 
 @dataclass(frozen=True)
-class Stranger:
-    """A record whose settings are those of no cell here, and the profiles in which they are."""
+class Unmatched:
+    """A record whose settings match no cell here, and the profiles in which they match one."""
 
     record: Record
     profiles: tuple[str, ...]
@@ -216,22 +264,27 @@ class Stranger:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything a reader may ask for."""
+    """All experiments with their records, in one profile and at one scale."""
 
     profile: str
     scale: str
     outcomes: tuple[Outcome, ...]
     dry: tuple[Outcome, ...]
     """The experiments of which there are dry runs; these never count as results."""
-    strangers: tuple[Stranger, ...]
-    """What belongs to no cell."""
-    set_aside: tuple[SetAside, ...]
+    unmatched: tuple[Unmatched, ...]
+    """Records that match no cell."""
+    superseded: tuple[Superseded, ...]
     damaged: tuple[str, ...]
 
     @cached_property
     def runs(self) -> tuple[Record, ...]:
         """All runs that count, each once."""
         return tuple({id(run): run for outcome in self.outcomes for run in outcome.runs}.values())
+
+    @cached_property
+    def dates(self) -> tuple[str, ...]:
+        """The days of the runs that count, the first one first; runs without a date are left out."""
+        return tuple(sorted(date for run in self.runs if (date := run.date) is not None))
 
     @property
     def started(self) -> tuple[Outcome, ...]:
@@ -251,7 +304,7 @@ class Report:
 
 
 def read_report(folder: Path, *, profile: str = "paper", scale: str = "full") -> Report:
-    """Read the records under ``folder`` and lay them beside the experiments."""
+    """Read the records under ``folder`` and assign them to the cells of the experiments."""
     records = read_records(folder)
     groups = group(records.found)
 
@@ -264,15 +317,15 @@ def read_report(folder: Path, *, profile: str = "paper", scale: str = "full") ->
     results = outcomes(scale)
     dry = tuple(outcome for outcome in outcomes("tiny") if outcome.done) if scale == "full" else ()
     taken = {id(run) for outcome in (*results, *dry) for run in outcome.runs}
-    strangers = [run for runs in groups.by_identity.values() for run in runs if id(run) not in taken]
-    return Report(profile, scale, results, dry, _strangers(strangers), groups.set_aside, records.damaged)
+    others = [run for runs in groups.by_identity.values() for run in runs if id(run) not in taken]
+    return Report(profile, scale, results, dry, _unmatched(others), groups.superseded, records.damaged)
 
 
 def _experiments(profile: str, scale: str) -> list[Experiment]:
     return [find_experiment(name, profile=profile, scale=scale) for name in experiment_names()]
 
 
-def _strangers(runs: Sequence[Record]) -> tuple[Stranger, ...]:
+def _unmatched(runs: Sequence[Record]) -> tuple[Unmatched, ...]:
     if not runs:
         return ()
     known = {
@@ -281,12 +334,29 @@ def _strangers(runs: Sequence[Record]) -> tuple[Stranger, ...]:
         for scale in {run.recipe.scale for run in runs}
     }
     return tuple(
-        Stranger(run, tuple(p for p in profile_names() if identity(run.recipe) in known[p, run.recipe.scale]))
+        Unmatched(run, tuple(p for p in profile_names() if identity(run.recipe) in known[p, run.recipe.scale]))
         for run in sorted(runs, key=lambda run: run.path)
     )
 
 
 def _outcome(experiment: Experiment, cell: Cell, runs: tuple[Record, ...]) -> CellOutcome:
-    summary = summarize([measure(experiment).of(run) for run in runs])
+    counted = runs
+    if experiment.measure == "seconds":  # never the mean of runs that shared a GPU and others
+        counted = min(_by_sharing(runs).items(), key=lambda pair: _TIMED.index(pair[0]))[1] if runs else ()
+    summary = summarize([measure(experiment).of(run) for run in counted])
     comparison = compare(summary, cell.paper) if summary and cell.paper else None
     return CellOutcome(cell, runs, summary, comparison)
+
+
+def _by_sharing(runs: Iterable[Record]) -> dict[Sharing, list[Record]]:
+    kinds: dict[Sharing, list[Record]] = {}
+    for run in runs:
+        kinds.setdefault(run.sharing, []).append(run)
+    return kinds
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None

@@ -1,6 +1,7 @@
-"""The kinds of plots. Ours is solid and filled, with one standard deviation; the paper's is dashed and hollow.
+"""The figure of an experiment: panels as SVG, a legend, and a caption.
 
-An experiment's figure: its panels as SVG, the names of its series, and what it shows in words."""
+Ours is solid and filled, with one standard deviation; the paper's is dashed and hollow.
+"""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -21,37 +22,176 @@ from iterand.lab.report.layout import (
     PANEL_AXIS,
     SURFACE,
     Panel,
-    Place,
+    Position,
     Series,
     Style,
     Styles,
     axes,
+    coordinates,
     panels,
-    place,
-    positions,
+    position,
     render,
 )
 
-_CLOSE = 0.1  # of two ticks that are nearer than this share of the axis only one gets a label
+_CLOSE = 0.1  # of two ticks closer than this share of the axis, only one gets a label
 
 Number = Summary | PaperNumber
 
 
+@dataclass(frozen=True)
+class Picture:
+    """One panel."""
+
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure for the page."""
+
+    caption: str
+    pictures: tuple[Picture, ...]
+    legend: tuple[tuple[str, Style], ...]
+
+
+def draw(outcome: Outcome, styles: Styles) -> Drawing | None:
+    """The figure of an experiment that has results; None if its plot is "none"."""
+    kind = outcome.experiment.plot
+    if kind == "none":
+        return None
+    if kind not in _KINDS:
+        raise ValueError(f"plot is {kind!r}; it must be none, {', '.join(_KINDS)}")
+    figure = _KINDS[kind](outcome, styles)
+    names = dict.fromkeys(series.name for panel in figure.panels for series in panel.series if series.name)
+    legend = tuple((name, styles[name]) for name in names) if figure.coloured else ()
+    compared = any(cell.paper for cell in outcome.experiment.cells)
+    caption = f"{figure.caption}; {figure.paper}" if figure.paper and compared else figure.caption
+    return Drawing(caption, tuple(_pictures(outcome, figure)), legend)
+
+
+@dataclass(frozen=True)
+class _Figure:
+    caption: str
+    panels: tuple[Panel, ...]
+    plots: tuple[tuple[str, Callable[[Axes, Panel], None]], ...]
+    """The plots of each panel, each with its title."""
+    height: Callable[[Panel], float] = lambda panel: 3.0
+    coloured: bool = True
+    paper: str = "solid: ours, with one standard deviation; dashed and hollow: the paper's"
+    """How the caption explains the paper's numbers."""
+
+
+def _pictures(outcome: Outcome, figure: _Figure) -> Iterator[Picture]:
+    for panel in figure.panels:
+        if not any(cell.summary for cell in panel.cells):
+            continue
+        for what, plot in figure.plots:
+            title = ", ".join(filter(None, (panel.title, what)))
+            key = f"{outcome.experiment.name} {title}"
+            words = f"{title or outcome.experiment.title}: {figure.caption}. {_words(panel)}"
+
+            def plot_panel(axes: Axes, panel: Panel = panel, plot: Callable[[Axes, Panel], None] = plot) -> None:
+                plot(axes, panel)
+
+            yield Picture(title, render(plot_panel, key=key, title=words, height=figure.height(panel)))
+
+
+def _words(panel: Panel) -> str:
+    """The results of a panel as text for screen readers."""
+    words = []
+    for series in panel.series:
+        means = [cell.summary.mean for cell in series.cells if cell.summary]
+        if means:
+            lowest, highest = f"{min(means):.2f}", f"{max(means):.2f}"
+            name = series.name or "ours"
+            words.append(f"{name} {lowest}" if lowest == highest else f"{name} from {lowest} to {highest}")
+    return "; ".join(words) + "."
+
+
+def _curves_figure(outcome: Outcome, styles: Styles) -> _Figure:
+    across, label = outcome.experiment.across, measure(outcome.experiment).title
+    return _Figure(
+        f"{label} over {formatting.axis(across)}",
+        panels(outcome, across),
+        (("", lambda axes, panel: curves(axes, panel, styles, across, label)),),
+    )
+
+
+def _sizes_figure(outcome: Outcome, styles: Styles) -> _Figure:
+    label = measure(outcome.experiment).title
+    return _Figure(
+        f"{label} over the number of parameters",
+        panels(outcome, PANEL_AXIS),
+        (("", lambda axes, panel: sizes(axes, panel, styles, label)),),
+    )
+
+
+def _dots_figure(outcome: Outcome, styles: Styles) -> _Figure:
+    across, label = outcome.experiment.across, measure(outcome.experiment).title
+    return _Figure(
+        f"{label} for each {formatting.axis(across)}" if across else label,
+        panels(outcome, across),
+        (("", lambda axes, panel: dots(axes, panel, styles, across, label)),),
+        height=lambda panel: 0.75 + 0.32 * len(row_names(panel, across)) * (
+            max(1.0, len(panel.series) * 0.6) if across else 1.0
+        ),
+        coloured=bool(across),
+        paper="filled: ours, with one standard deviation; hollow: the paper's",
+    )  # fmt: skip
+
+
+def _heat_map_figure(outcome: Outcome, styles: Styles) -> _Figure:
+    across = outcome.experiment.across
+    up = next(name for name in axes(outcome.experiment) if name not in (across, PANEL_AXIS))
+    return _Figure(
+        f"{measure(outcome.experiment).title} over {formatting.axis(across)} and {formatting.axis(up)}",
+        panels(outcome, across, up),
+        (("", lambda axes, panel: heat_map(axes, panel, across, up)),),
+        coloured=False,
+        paper="in brackets: the paper's",
+    )
+
+
+def _training_figure(outcome: Outcome, styles: Styles) -> _Figure:
+    def plot(metric: str, label: str) -> Callable[[Axes, Panel], None]:
+        return lambda axes, panel: training(axes, panel, styles, metric, label)
+
+    return _Figure(
+        "accuracy over the epochs, mean of the runs with one standard deviation as a band",
+        panels(outcome, outcome.experiment.across),
+        (
+            ("training", plot("train_accuracy", "training accuracy (%)")),
+            ("validation", plot("validation_accuracy", "validation accuracy (%)")),
+        ),
+        paper="",
+    )
+
+
+_KINDS: dict[str, Callable[[Outcome, Styles], _Figure]] = {
+    "bars": _dots_figure,
+    "curves": _curves_figure,
+    "parameters": _sizes_figure,
+    "training": _training_figure,
+    "heat map": _heat_map_figure,
+}
+
+
 def curves(axes: Axes, panel: Panel, styles: Styles, across: str, y_label: str) -> None:
     """Lines over a numeric axis."""
-    places = sorted({entry for cell in panel.cells if isinstance(entry := place(cell, across), (int, float))})
-    where = dict(zip(places, positions(places)))
+    known = sorted({entry for cell in panel.cells if isinstance(entry := position(cell, across), (int, float))})
+    x = dict(zip(known, coordinates(known)))
     for series in panel.series:
-        cells = [(where[entry], cell) for cell in series.cells if (entry := place(cell, across)) in where]
+        cells = [(x[entry], cell) for cell in series.cells if (entry := position(cell, across)) in x]
         _lines(axes, cells, styles[series.name])
-    _ticks(axes, list(where.values()), [formatting.value(entry) for entry in places])
+    _ticks(axes, list(x.values()), [formatting.value(entry) for entry in known])
     axes.set_xlabel(formatting.axis(across))
     axes.set_ylabel(y_label)
 
 
 def sizes(axes: Axes, panel: Panel, styles: Styles, y_label: str) -> None:
     """Lines over the number of parameters, with the network's name at each point."""
-    highest: dict[tuple[Place, float], float] = {}
+    highest: dict[tuple[Position, float], float] = {}
     for series in panel.series:
         cells = [(x, cell) for cell in series.cells if (x := _millions(cell)) is not None]
         _lines(axes, cells, styles[series.name])
@@ -59,7 +199,7 @@ def sizes(axes: Axes, panel: Panel, styles: Styles, y_label: str) -> None:
             point = _at(cell, PANEL_AXIS), x
             means = [number.mean for number in (cell.summary, cell.cell.paper) if number]
             highest[point] = max(*means, highest.get(point, 0.0))
-    for (name, x), y in highest.items():  # where curves rise there is room to the left
+    for (name, x), y in highest.items():  # to the left, since curves rise to the right
         axes.annotate(
             formatting.value(name), (x, y), (-6, 2), textcoords="offset points", ha="right", fontsize=8, color=MUTED,
             bbox={"facecolor": SURFACE, "edgecolor": "none", "alpha": 0.8, "pad": 0.6}, zorder=4,
@@ -70,7 +210,7 @@ def sizes(axes: Axes, panel: Panel, styles: Styles, y_label: str) -> None:
 
 
 def dots(axes: Axes, panel: Panel, styles: Styles, across: str, x_label: str) -> None:
-    """A row for each place of an axis, or for each cell where there is no such axis."""
+    """A row for each position on an axis, or for each cell where there is no such axis."""
     rows = row_names(panel, across)
     step = 0.7 / len(panel.series) if across else 0.5
     apart = step / 4 if any(cell.cell.paper for cell in panel.cells) else 0.0
@@ -96,8 +236,8 @@ def row_names(panel: Panel, across: str) -> list[str]:
 
 
 def heat_map(axes: Axes, panel: Panel, across: str, up: str) -> None:
-    """A tile for each pair of places, with our mean and, in brackets, the paper's."""
-    columns, rows = _places(panel, across), _places(panel, up)
+    """A tile for each pair of positions, with our mean and, in brackets, the paper's."""
+    columns, rows = _positions(panel, across), _positions(panel, up)
     means = [cell.summary.mean for cell in panel.cells if cell.summary]
     colours = matplotlib.colormaps["YlGnBu"]
     for cell in panel.cells:
@@ -106,7 +246,7 @@ def heat_map(axes: Axes, panel: Panel, across: str, up: str) -> None:
         if cell.summary:
             words = f"{cell.summary.mean:.2f}"
             share = (cell.summary.mean - min(means)) / (max(means) - min(means) or 1.0)
-            # The tiles have the same colours on every page, so their text has too.
+            # Tiles have fixed colours in light and dark mode, so their text has too.
             text, face = "white" if share > 0.55 else "black", colours(0.1 + 0.8 * share)
         _tile(axes, x, y, face)
         _text(axes, words, x, y, color=text)
@@ -166,7 +306,7 @@ def _look(style: Style, ours: bool) -> dict[str, Any]:
 
 
 def _ticks(axes: Axes, at: Sequence[float], names: Sequence[str]) -> None:
-    """A tick at each place, and a name wherever there is room for it, seen from the last."""
+    """A tick at each position, and a label where there is room, from the last to the first."""
     span = (max(at) - min(at) or 1.0) if at else 1.0
     shown, last = list[str](), float("inf")
     for where, name in sorted(zip(at, names), reverse=True):
@@ -184,12 +324,12 @@ def _millions(cell: CellOutcome) -> float | None:
     return None if kept is None else kept / 1e6
 
 
-def _places(panel: Panel, axis: str) -> list[Place]:
+def _positions(panel: Panel, axis: str) -> list[Position]:
     return sorted({_at(cell, axis) for cell in panel.cells}, key=lambda entry: (isinstance(entry, str), entry))
 
 
-def _at(cell: CellOutcome, axis: str) -> Place:
-    entry = place(cell, axis)
+def _at(cell: CellOutcome, axis: str) -> Position:
+    entry = position(cell, axis)
     return "" if entry is None else entry
 
 
@@ -209,142 +349,3 @@ def _text(axes: Axes, words: str, x: float, y: float, *, color: str, below: bool
     axes.annotate(
         words, (x, y), offset, textcoords="offset points", ha="center", va=align, fontsize=font, color=color
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Picture:
-    """One panel."""
-
-    title: str
-    svg: str
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure as the page needs it."""
-
-    caption: str
-    pictures: tuple[Picture, ...]
-    legend: tuple[tuple[str, Style], ...]
-
-
-def draw(outcome: Outcome, styles: Styles) -> Drawing | None:
-    """The figure of an experiment that has results; none if it is told without one."""
-    kind = outcome.experiment.plot
-    if kind == "none":
-        return None
-    if kind not in _KINDS:
-        raise ValueError(f"plot is {kind!r}; it must be none, {', '.join(_KINDS)}")
-    figure = _KINDS[kind](outcome, styles)
-    names = dict.fromkeys(series.name for panel in figure.panels for series in panel.series if series.name)
-    legend = tuple((name, styles[name]) for name in names) if figure.coloured else ()
-    compared = any(cell.paper for cell in outcome.experiment.cells)
-    caption = f"{figure.caption}; {figure.paper}" if figure.paper and compared else figure.caption
-    return Drawing(caption, tuple(_pictures(outcome, figure)), legend)
-
-
-@dataclass(frozen=True)
-class _Figure:
-    caption: str
-    panels: tuple[Panel, ...]
-    plots: tuple[tuple[str, Callable[[Axes, Panel], None]], ...]
-    """What is drawn of each panel, and what distinguishes it."""
-    height: Callable[[Panel], float] = lambda panel: 3.0
-    coloured: bool = True
-    paper: str = "solid: ours, with one standard deviation; dashed and hollow: the paper's"
-    """How the paper's numbers are told from ours."""
-
-
-def _pictures(outcome: Outcome, figure: _Figure) -> Iterator[Picture]:
-    for panel in figure.panels:
-        if not any(cell.summary for cell in panel.cells):
-            continue
-        for what, plot in figure.plots:
-            title = ", ".join(filter(None, (panel.title, what)))
-            key = f"{outcome.experiment.name} {title}"
-            words = f"{title or outcome.experiment.title}: {figure.caption}. {_words(panel)}"
-
-            def plot_panel(axes: Axes, panel: Panel = panel, plot: Callable[[Axes, Panel], None] = plot) -> None:
-                plot(axes, panel)
-
-            yield Picture(title, render(plot_panel, key=key, title=words, height=figure.height(panel)))
-
-
-def _words(panel: Panel) -> str:
-    """The panel's results for those who do not see it."""
-    said = []
-    for series in panel.series:
-        means = [cell.summary.mean for cell in series.cells if cell.summary]
-        if means:
-            lowest, highest = f"{min(means):.2f}", f"{max(means):.2f}"
-            name = series.name or "ours"
-            said.append(f"{name} {lowest}" if lowest == highest else f"{name} from {lowest} to {highest}")
-    return "; ".join(said) + "."
-
-
-def _curves(outcome: Outcome, styles: Styles) -> _Figure:
-    across, label = outcome.experiment.across, measure(outcome.experiment).title
-    return _Figure(
-        f"{label} over {formatting.axis(across)}",
-        panels(outcome, across),
-        (("", lambda axes, panel: curves(axes, panel, styles, across, label)),),
-    )
-
-
-def _sizes(outcome: Outcome, styles: Styles) -> _Figure:
-    label = measure(outcome.experiment).title
-    return _Figure(
-        f"{label} over the number of parameters",
-        panels(outcome, PANEL_AXIS),
-        (("", lambda axes, panel: sizes(axes, panel, styles, label)),),
-    )
-
-
-def _dots(outcome: Outcome, styles: Styles) -> _Figure:
-    across, label = outcome.experiment.across, measure(outcome.experiment).title
-    return _Figure(
-        f"{label} for each {formatting.axis(across)}" if across else label,
-        panels(outcome, across),
-        (("", lambda axes, panel: dots(axes, panel, styles, across, label)),),
-        height=lambda panel: 0.75 + 0.32 * len(row_names(panel, across)) * (
-            max(1.0, len(panel.series) * 0.6) if across else 1.0
-        ),
-        coloured=bool(across),
-        paper="filled: ours, with one standard deviation; hollow: the paper's",
-    )  # fmt: skip
-
-
-def _heat_map(outcome: Outcome, styles: Styles) -> _Figure:
-    across = outcome.experiment.across
-    up = next(name for name in axes(outcome.experiment) if name not in (across, PANEL_AXIS))
-    return _Figure(
-        f"{measure(outcome.experiment).title} over {formatting.axis(across)} and {formatting.axis(up)}",
-        panels(outcome, across, up),
-        (("", lambda axes, panel: heat_map(axes, panel, across, up)),),
-        coloured=False,
-        paper="in brackets: the paper's",
-    )
-
-
-def _training(outcome: Outcome, styles: Styles) -> _Figure:
-    def plot(metric: str, label: str) -> Callable[[Axes, Panel], None]:
-        return lambda axes, panel: training(axes, panel, styles, metric, label)
-
-    return _Figure(
-        "accuracy over the epochs, mean of the runs with one standard deviation as a band",
-        panels(outcome, outcome.experiment.across),
-        (
-            ("training", plot("train_accuracy", "training accuracy (%)")),
-            ("validation", plot("validation_accuracy", "validation accuracy (%)")),
-        ),
-        paper="",
-    )
-
-
-_KINDS: dict[str, Callable[[Outcome, Styles], _Figure]] = {
-    "bars": _dots,
-    "curves": _curves,
-    "parameters": _sizes,
-    "training": _training,
-    "heat map": _heat_map,
-}

@@ -1,4 +1,4 @@
-"""A report as JSON, Markdown or an HTML page."""
+"""A report as JSON, as Markdown or as an HTML page."""
 
 import base64
 import hashlib
@@ -15,82 +15,13 @@ from iterand.lab.experiments.experiment import Cell
 from iterand.lab.report import formatting, layout
 from iterand.lab.report.assembly import CellOutcome, Outcome, Record, Report, measure
 from iterand.lab.report.formatting import LIMIT
-from iterand.lab.report.layout import Styles, axes, place
+from iterand.lab.report.layout import Styles, axes, position
 from iterand.lab.training.recipe import SECTIONS, Recipe
 
-_APART = ("name", "description", "seed")
-
-
-def flat_settings(recipe: Recipe) -> dict[str, str]:
-    """Every setting that decides a result, but for the seed, as ``key: value``."""
-    settings: dict[str, str] = {}
-    for key, value in asdict(recipe).items():
-        if key in SECTIONS:
-            settings |= {f"{key}.{name}": _words(entry) for name, entry in value.items()}
-        elif key not in _APART:
-            settings[key] = _words(value)
-    return settings
-
-
-def common_settings(cells: Iterable[Cell]) -> dict[str, str]:
-    """The settings in which all cells agree: the base of an experiment."""
-    all_settings = [flat_settings(cell.recipe) for cell in cells]
-    first = all_settings[0]
-    return {key: value for key, value in first.items() if all(other[key] == value for other in all_settings)}
-
-
-def own_settings(recipe: Recipe, base: dict[str, str]) -> dict[str, str]:
-    """The settings of a recipe that are not in the base."""
-    return {key: value for key, value in flat_settings(recipe).items() if key not in base}
-
-
-def _words(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """One place where runs happened."""
-
-    number: int
-    device: str
-    versions: str
-    commit: str
-    command: str
-
-
-class Machines:
-    """All places of the given runs."""
-
-    def __init__(self, runs: Iterable[Record]) -> None:
-        self._known: dict[tuple[str, ...], Machine] = {}
-        self._runs: dict[Machine, int] = {}
-        for run in runs:
-            self._runs[self.of(run)] = self._runs.get(self.of(run), 0) + 1
-
-    def of(self, run: Record) -> Machine:
-        """Where a run happened."""
-        key = _describe(run.environment)
-        return self._known.setdefault(key, Machine(len(self._known) + 1, *key))
-
-    def __iter__(self) -> Iterator[tuple[Machine, int]]:
-        return iter(self._runs.items())
-
-
-def _describe(environment: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    def said(key: str) -> str:
-        return str(environment.get(key) or "unknown")
-
-    known = (f"{name} {environment[name]}" for name in ("iterand", "torch", "python") if environment.get(name))
-    versions = ", ".join((*known, said("platform")))
-    return formatting.machine(environment), versions, said("commit"), said("command")
-
-
 FORMAT = "iterand report 1"
+_PACKAGE = "iterand.lab.report"
+_FOLDER = "template"
+_LABELS = ("name", "description", "seed")  # settings that do not tell cells apart
 
 
 def as_json(report: Report) -> str:
@@ -104,10 +35,15 @@ def as_dict(report: Report) -> dict[str, Any]:
         "format": FORMAT,
         "profile": report.profile,
         "scale": report.scale,
+        "dates": {
+            "first": report.dates[0] if report.dates else None,
+            "last": report.dates[-1] if report.dates else None,
+            "runs_without": len(report.runs) - len(report.dates),
+        },
         "experiments": [_experiment(outcome) for outcome in report.outcomes],
         "dry_runs": {outcome.experiment.name: len(outcome.runs) for outcome in report.dry},
-        "strangers": [{"path": str(entry.record.path), "profiles": entry.profiles} for entry in report.strangers],
-        "set_aside": [{"path": str(old.record.path), "newer": str(old.newer.path)} for old in report.set_aside],
+        "unmatched": [{"path": str(entry.record.path), "profiles": entry.profiles} for entry in report.unmatched],
+        "superseded": [{"path": str(old.record.path), "newer": str(old.newer.path)} for old in report.superseded],
         "damaged": list(report.damaged),
     }
 
@@ -139,7 +75,7 @@ def _cell(outcome: Outcome, cell: CellOutcome) -> dict[str, Any]:
         "weights": cell.mean("weights"),
         "kept": cell.mean("kept"),
         "ticket_bytes": cell.mean("ticket_bytes"),
-        "seconds": cell.seconds,
+        "times": [asdict(time) for time in cell.times],
         "runs": [{"seed": run.recipe.seed, "value": value(run), "path": str(run.path)} for run in cell.runs],
     }
 
@@ -153,6 +89,8 @@ def _lines(report: Report) -> Iterator[str]:
     if report.scale == "tiny":
         yield from ("> **Dry run.** Data and epochs are cut down to test the machinery; these are not results.", "")
     yield f"Mean ± standard deviation over n runs. “As the paper”: within {LIMIT} deviations of its mean."
+    if report.dates:
+        yield f"Dates of the runs: {formatting.span(report.dates)}."
     for outcome in report.started:
         experiment = outcome.experiment
         where = f" ({_escape(experiment.where)})" if experiment.where else ""
@@ -169,9 +107,10 @@ def _table(outcome: Outcome) -> Iterator[str]:
     compared = any(cell.cell.paper for cell in outcome.cells)
     yield _row([*head, measure(outcome.experiment).title, *(["paper", "difference", ""] if compared else [])])
     yield "|" + "---|" * len(head) + "---:|" + ("---:|---:|---|" if compared else "")
-    for cell in outcome.cells:
-        where = [_place(place(cell, name)) for name in names] or [cell.cell.label]
-        yield _row([*where, formatting.ours(cell.summary), *(_paper(cell) if compared else [])])
+    for cell in (*outcome.finished, *outcome.open):
+        entries = (position(cell, name) for name in names)
+        head = ["" if entry is None else formatting.value(entry) for entry in entries] or [cell.cell.label]
+        yield _row([*head, formatting.ours(cell.summary), *(_paper(cell) if compared else [])])
 
 
 def _paper(cell: CellOutcome) -> list[str]:
@@ -182,21 +121,13 @@ def _paper(cell: CellOutcome) -> list[str]:
     return [number, formatting.difference(comparison), formatting.VERDICTS[comparison.verdict]]
 
 
-def _place(entry: str | float | None) -> str:
-    return "" if entry is None else formatting.value(entry)
-
-
 def _row(entries: Sequence[str]) -> str:
     return "| " + " | ".join(_escape(entry) for entry in entries) + " |"
 
 
 def _escape(text: str) -> str:
-    """Text that Markdown takes as text: no tags, no links, no new columns."""
+    """Escape what Markdown would read as markup: tags, links, columns."""
     return re.sub(r"([\\`*_\[\]|<>#~$&])", r"\\\1", " ".join(text.split()))
-
-
-_PACKAGE = "iterand.lab.report"
-_FOLDER = "template"
 
 
 def as_html(report: Report) -> str:
@@ -233,3 +164,72 @@ def as_html(report: Report) -> str:
 
 def _text(name: str) -> str:
     return (files(_PACKAGE) / _FOLDER / name).read_text(encoding="utf-8")
+
+
+def flat_settings(recipe: Recipe) -> dict[str, str]:
+    """All settings but name, description and seed, as ``key: value``."""
+    settings: dict[str, str] = {}
+    for key, value in asdict(recipe).items():
+        if key in SECTIONS:
+            settings |= {f"{key}.{name}": _words(entry) for name, entry in value.items()}
+        elif key not in _LABELS:
+            settings[key] = _words(value)
+    return settings
+
+
+def common_settings(cells: Iterable[Cell]) -> dict[str, str]:
+    """The settings that all cells of an experiment share."""
+    all_settings = [flat_settings(cell.recipe) for cell in cells]
+    first = all_settings[0]
+    return {key: value for key, value in first.items() if all(other[key] == value for other in all_settings)}
+
+
+def own_settings(recipe: Recipe, base: dict[str, str]) -> dict[str, str]:
+    """The settings of a recipe that are not among the common ones."""
+    return {key: value for key, value in flat_settings(recipe).items() if key not in base}
+
+
+def _words(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The hardware, versions, commit and command of some runs."""
+
+    number: int
+    device: str
+    versions: str
+    commit: str
+    command: str
+
+
+class Machines:
+    """The machines of the given runs, numbered, with the number of runs on each."""
+
+    def __init__(self, runs: Iterable[Record]) -> None:
+        self._known: dict[tuple[str, ...], Machine] = {}
+        self._runs: dict[Machine, int] = {}
+        for run in runs:
+            self._runs[self.of(run)] = self._runs.get(self.of(run), 0) + 1
+
+    def of(self, run: Record) -> Machine:
+        """The machine of a run."""
+        key = _describe(run.environment)
+        return self._known.setdefault(key, Machine(len(self._known) + 1, *key))
+
+    def __iter__(self) -> Iterator[tuple[Machine, int]]:
+        return iter(self._runs.items())
+
+
+def _describe(environment: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    def entry(key: str) -> str:
+        return str(environment.get(key) or "unknown")
+
+    known = (f"{name} {environment[name]}" for name in ("iterand", "torch", "python") if environment.get(name))
+    versions = ", ".join((*known, entry("platform")))
+    return formatting.machine(environment), versions, entry("commit"), entry("command")

@@ -1,4 +1,4 @@
-"""The look of figures: panels, axes, colours and SVG."""
+"""Layout and style of figures: panels, series, axes, colours, and SVG in the colours of the page."""
 
 import io
 import math
@@ -16,7 +16,7 @@ from iterand.lab.report.formatting import value
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# matplotlib wants colours as numbers. These stand for the page's colours and are exchanged for them at the end.
+# matplotlib needs colours as numbers. These are placeholders, which _themed replaces by CSS variables of the page.
 INK, MUTED, GRID, SURFACE = "#000001", "#000002", "#000003", "#000004"
 _HUES, _SHADES = 8, 2
 _SERIES = {(hue, shade): f"#0000{hue}{shade}" for hue in range(1, _HUES + 1) for shade in range(1, _SHADES + 1)}
@@ -25,11 +25,11 @@ _NAMES = {INK: "ink", MUTED: "muted", GRID: "grid", SURFACE: "surface"} | {
 }
 _MARKERS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "tip": "v"}
 _METHODS = ("IteRand", "edge-popup", "SGD", "IMP")
-"""These have the same hue in every report; a series without a name is IteRand's, whose settings are varied."""
+"""Methods with the same hue in every report; a series without a name is IteRand with varied settings."""
 
 _SETTINGS: Any = {
     "svg.fonttype": "none",
-    "text.parse_math": False,  # a dollar sign in a recipe's name is a dollar sign
+    "text.parse_math": False,  # names may contain dollar signs
     "font.size": 9.5,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -58,7 +58,7 @@ _SETTINGS: Any = {
 
 @dataclass(frozen=True)
 class Style:
-    """How a series looks, in the plots and in their legend."""
+    """Colour and marker of a series, in the plots and in their legend."""
 
     colour: str
     marker: str
@@ -70,12 +70,12 @@ class Style:
 
     @property
     def variable(self) -> str:
-        """The page's name of the colour."""
+        """The CSS variable of the colour."""
         return _NAMES[self.colour]
 
 
 class Styles:
-    """A style for each name, the same in every figure of a page: the hue tells the method, the shade its variant."""
+    """A style for each series name, the same in all figures of a page: a hue for a method, a shade for its variant."""
 
     def __init__(self) -> None:
         self._hues = {name: number for number, name in enumerate(_METHODS)} | {"": 0}
@@ -92,7 +92,7 @@ class Styles:
 
 
 def render(draw: "Callable[[Axes], None]", *, key: str, title: str, height: float = 3.0) -> str:
-    """Draw on fresh axes and give the SVG; ``key`` keeps its names apart from those of the page's other plots."""
+    """Draw on new axes and return the SVG; ``key`` makes its ids unique on the page."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -122,7 +122,7 @@ def _themed(svg: str, title: str) -> str:
 PANEL_AXIS = "network"
 """The axis that splits a figure into panels, as in the paper's figures."""
 
-Place = str | float
+Position = str | float
 
 
 @dataclass(frozen=True)
@@ -146,21 +146,21 @@ class Panel:
         return tuple(cell for series in self.series for cell in series.cells)
 
 
-def place(outcome: CellOutcome, axis: str) -> Place | None:
-    """Where a cell stands on an axis."""
+def position(outcome: CellOutcome, axis: str) -> Position | None:
+    """The position of a cell on an axis, if it has one."""
     return dict(outcome.cell.axes).get(axis)
 
 
 def axes(experiment: Experiment) -> tuple[str, ...]:
-    """The axes of an experiment's table: those on which not all cells stand at the same place."""
+    """The axes of an experiment's table: those on which not all cells have the same position."""
     names = dict.fromkeys(name for cell in experiment.cells for name, _ in cell.axes)
     return tuple(name for name in names if len({dict(cell.axes).get(name) for cell in experiment.cells}) > 1)
 
 
 def panels(outcome: Outcome, *along: str) -> tuple[Panel, ...]:
-    """The panels of a figure whose points lie along these axes; what is left of the axes makes the series."""
+    """The panels of a figure with points along these axes; the other axes make the series."""
     names = axes(outcome.experiment)
-    networks = {place(cell, PANEL_AXIS) for cell in outcome.cells}
+    networks = {position(cell, PANEL_AXIS) for cell in outcome.cells}
     by_panel = PANEL_AXIS in names and PANEL_AXIS not in along and len(outcome.cells) >= 2 * len(networks)
     kinds = [name for name in names if name not in along and not (by_panel and name == PANEL_AXIS)]
     return tuple(
@@ -172,24 +172,25 @@ def panels(outcome: Outcome, *along: str) -> tuple[Panel, ...]:
 def _split(cells: Iterable[CellOutcome], names: Sequence[str]) -> list[tuple[str, list[CellOutcome]]]:
     parts: dict[str, list[CellOutcome]] = {}
     for cell in cells:
-        places = (place(cell, name) for name in names)
-        parts.setdefault(", ".join(value(entry) for entry in places if entry is not None), []).append(cell)
+        found = (position(cell, name) for name in names)
+        parts.setdefault(", ".join(value(entry) for entry in found if entry is not None), []).append(cell)
     return list(parts.items())
 
 
-def positions(places: Sequence[float]) -> list[float]:
-    """Where the places of an axis are drawn: straight, as logarithms, or one beside the other, whichever is more even.
+def coordinates(positions: Sequence[float]) -> list[float]:
+    """Coordinates of the positions on an axis: linear, logarithmic, or evenly spaced, whichever is most even.
 
-    Widths ¼, ½, 1, 2 and periods 1, 30, 300 are steps of a ratio; a zero among such steps has no logarithm.
+    Widths ¼, ½, 1, 2 and periods 1, 30, 300 are logarithmic; with a zero among them, which has no logarithm, they are
+    evenly spaced.
     """
-    ordered = sorted(set(places))
+    ordered = sorted(set(positions))
     positive = [entry for entry in ordered if entry > 0]
     logarithms = [math.log(entry) for entry in positive]
     if len(positive) < 3 or _unevenness(ordered) <= _unevenness(logarithms):
-        return [float(entry) for entry in places]
+        return [float(entry) for entry in positions]
     if len(positive) == len(ordered):
-        return [math.log(entry) for entry in places]
-    return [float(ordered.index(entry)) for entry in places]
+        return [math.log(entry) for entry in positions]
+    return [float(ordered.index(entry)) for entry in positions]
 
 
 def _unevenness(ordered: Sequence[float]) -> float:

@@ -1,1 +1,1 @@
-"""Section 4 and Appendix A of the paper as code: what is claimed, what is true, and the construction itself."""
+"""Section 4 and Appendix A of the paper as code: the claims, the exact probabilities, and the construction."""

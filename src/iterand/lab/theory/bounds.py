@@ -1,35 +1,23 @@
-"""What the paper claims: Theorem 4.1 and the lemmas of Appendix A as functions, and the prior work it compares with.
+"""The paper's claims: Theorem 4.1 and the lemmas of Appendix A as functions, and the prior work it compares with.
 
-Each function is derived from the previous one by the reduction the proof uses. ``rounds`` is R: a weight can be
-re-sampled up to R − 1 times, so it has R draws; ``rounds=1`` is the setting without re-sampling. For R > 1 the claims
-rest on a step that is false: ``exact.py`` has what is true, ``docs/theory.md`` the whole story.
+Each function is derived from the previous one by the reduction that the proof uses. For R > 1 the claims rest on a
+step that is false: ``exact.py`` has the correct probabilities, ``docs/theory.md`` the proofs.
 
-What no choice of draws and masks can beat: width 2 for f(x) = x, the case that refutes Proposition 4.3.
-
-With two hidden neurons one must carry x > 0 and the other x < 0, each with u·v ≥ 1 − ε. Write q for the probability
-that the R draws of a neuron allow that on one given side, and c for both: then failure has probability 1 − 2q² + c²,
-whatever is chosen, and c ≥ max(0, 2q − 1). Proof: ``docs/theory.md``."""
+``rounds`` is R in this package: the number of draws of every weight, the first one and R − 1 redraws, so ``rounds=1``
+means no redraws. Elsewhere (``rounds`` of a masked layer) it counts redraws only.
+"""
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from scipy import integrate
-
 from iterand.checks import shown
-
-
-def uniform_sampling_draws(epsilon: float, delta: float) -> int:
-    """Lemma A.2: so many draws from U[-1, 1] come within ε of any α in [-1, 1] with probability 1 − δ."""
-    check_epsilon(epsilon)
-    check_delta(delta)
-    return math.ceil(2 / epsilon * math.log(1 / delta))
 
 
 def claimed_half_failure(epsilon: float, rounds: int, copies: int = 1) -> float:
     """Lemma A.4: the claimed bound (1 − ε²/16)^(d'R²) for one half of the hidden neurons, with d' of them.
 
-    At R = 1 this is Lemma A.3, where it is right.
+    At R = 1 this is Lemma A.3, and correct.
     """
     check_epsilon(epsilon)
     check_count("rounds", rounds)
@@ -59,7 +47,7 @@ def vector_rounds(epsilon: float, delta: float, outputs: int) -> int:
 
 
 def matrix_width(epsilon: float, delta: float, inputs: int, outputs: int, rounds: int = 1) -> int:
-    """Lemma A.6: the width claimed for a linear map; every input has ε/d_0 and δ/d_0 to itself."""
+    """Lemma A.6: the width claimed for a linear map; every input gets ε/d_0 and δ/d_0."""
     check_count("inputs", inputs)
     return inputs * vector_width(epsilon / inputs, delta / inputs, outputs, rounds)
 
@@ -82,11 +70,25 @@ def network_rounds(epsilon: float, delta: float, widths: Sequence[int]) -> int:
     return max(matrix_rounds(*share, inputs, outputs) for inputs, outputs in layers(widths))
 
 
+def width_two_rounds(epsilon: float, delta: float) -> int:
+    """A lower bound on the R that width 2 needs for w = 1 and δ < 1/2, for any choice of draws and masks.
+
+    It is linear in log(1/δ), which refutes Proposition 4.3. With two hidden neurons one must carry x > 0 and the other
+    x < 0, each with u·v ≥ 1 − ε. Let q be the probability that the R draws of a neuron allow that on one given side,
+    and c on both sides. Then the failure has probability 1 − 2q² + c², and c ≥ max(0, 2q − 1) (``docs/theory.md``).
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+    if delta >= 0.5:
+        return 1  # no bound here
+    return math.ceil(math.log(2 / delta) / (-2 * math.log1p(-epsilon / 2)))
+
+
 def malach_width_scale(epsilon: float, delta: float, width: int, depth: int) -> float:
     """The order d⁵l²/ε² · log(dl/δ) of the width without re-sampling by Malach et al. (2020).
 
-    They state a polynomial; its order is the one Pensia et al. (2020) quote. The constant is left at 1, so only the
-    growth means something.
+    They state a polynomial; its order is the one that Pensia et al. (2020) quote. The constant is 1 here, so only the
+    growth is meaningful.
     """
     _check_scale(epsilon, delta, width, depth)
     return width**5 * depth**2 / epsilon**2 * math.log(width * depth / delta)
@@ -95,14 +97,14 @@ def malach_width_scale(epsilon: float, delta: float, width: int, depth: int) -> 
 def pensia_width_scale(epsilon: float, delta: float, width: int, depth: int) -> float:
     """The order d · log(d²l / min(ε, δ)) of the width without re-sampling by Pensia et al. (2020, Theorem 1).
 
-    Its universal constant is unnamed and left at 1 here, so only the growth means something.
+    Its universal constant is not given and is 1 here, so only the growth is meaningful.
     """
     _check_scale(epsilon, delta, width, depth)
     return width * math.log(width**2 * depth / min(epsilon, delta))
 
 
 def layers(widths: Sequence[int]) -> list[tuple[int, int]]:
-    """The (d_(i−1), d_i) of the linear layers of a target with these widths."""
+    """The (inputs, outputs) of each linear layer of a target with these widths."""
     if len(widths) < 2:
         raise ValueError(f"widths are {list(widths)}; name at least two, the inputs and the outputs of one layer")
     for width in widths:
@@ -111,7 +113,7 @@ def layers(widths: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def check_epsilon(epsilon: float) -> None:
-    """Refuse what is no error bound, or so small that its square is no number."""
+    """Raise ValueError unless ε is between 0 and 1 and its square is a float."""
     if not 0 < epsilon < 1:
         raise ValueError(
             f"epsilon is {epsilon:g}; it must lie between 0 and 1, so divide it and the target's outputs by one factor"
@@ -121,7 +123,7 @@ def check_epsilon(epsilon: float) -> None:
 
 
 def check_delta(delta: float) -> None:
-    """Refuse what is no probability of failure, or so small that its inverse is no number."""
+    """Raise ValueError unless δ is a probability and its inverse is a float."""
     if not 0 < delta < 1:
         raise ValueError(f"delta is {delta:g}; it is a probability of failure, so it must lie between 0 and 1")
     if delta < 1e-100:
@@ -129,7 +131,7 @@ def check_delta(delta: float) -> None:
 
 
 def check_count(name: str, value: int, most: int = 10**150) -> None:
-    """Refuse what is no positive whole number, or one whose square is beyond all floats."""
+    """Raise ValueError unless a value is a positive whole number whose square is a float."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         hint = "; 1 means without re-sampling" if name == "rounds" else ""
         raise ValueError(f"{name} has {value!r}; it must be a whole number of at least 1{hint}")
@@ -157,34 +159,3 @@ def _check_scale(epsilon: float, delta: float, width: int, depth: int) -> None:
     check_delta(delta)
     check_count("width", width)
     check_count("depth", depth)
-
-
-def side_failure(epsilon: float, rounds: int) -> float:
-    """1 − q: no two of the R draws of u and of v of a neuron have u > 0 and u·v ≥ 1 − ε."""
-    check_epsilon(epsilon)
-    check_count("rounds", rounds)
-
-    def too_small_v(quantile: float) -> float:
-        # The largest of R draws has distribution function ((1 + t)/2)^R, so a uniform quantile gives the largest u.
-        largest_u = 2 * quantile ** (1 / rounds) - 1
-        return float(((1 + (1 - epsilon) / largest_u) / 2) ** rounds)
-
-    too_small_u = (1 - epsilon / 2) ** rounds
-    rest, _ = integrate.quad(too_small_v, too_small_u, 1.0, epsabs=0.0, epsrel=1e-9)
-    return float(too_small_u + rest)
-
-
-def width_two_failure(epsilon: float, rounds: int) -> float:
-    """A lower bound on the failure at width 2 for w = 1, over all choices of draws and masks."""
-    failure = side_failure(epsilon, rounds)
-    # 1 − 2q² + (2q − 1)² is 2(1 − q)², without the cancellation.
-    return 2 * failure**2 if failure < 0.5 else 1 - 2 * (1 - failure) ** 2
-
-
-def width_two_rounds(epsilon: float, delta: float) -> int:
-    """A lower bound on the R that width 2 needs for w = 1 and δ < 1/2: linear in log(1/δ), whatever is chosen."""
-    check_epsilon(epsilon)
-    check_delta(delta)
-    if delta >= 0.5:
-        return 1  # the bound says nothing here
-    return math.ceil(math.log(2 / delta) / (-2 * math.log1p(-epsilon / 2)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from iterand import masking, philox
-from iterand.lab.theory import bounds, exact
+from iterand.lab.theory import exact
 from iterand.lab.theory.bounds import check_count, layers
 from iterand.lab.theory.exact import Tolerance
 from iterand.lab.theory.simulate import Found, Progress, check_draws, expected_draws, search, silent
@@ -24,12 +24,12 @@ from iterand.lab.theory.target import (
     unprotected,
 )
 
-LARGEST = 1 << 24  # weights of a random network that is built
-_BAD = 4.0  # more than any distance of two numbers from -1 to 1
+LARGEST = 1 << 24  # weights of a random network
+_PENALTY = 4.0  # more than any distance of two numbers from -1 to 1
 
 
 class State(NamedTuple):
-    """What the mask of a tensor keeps, and the draw each of its weights holds."""
+    """The mask of a tensor, and the number of the draw that each of its weights has."""
 
     mask: Tensor
     draw: Tensor
@@ -40,7 +40,7 @@ class Construction(NamedTuple):
 
     model: nn.Sequential
     held: bool
-    """Every weight the masks keep came within its tolerance; the repaired theorem then promises the error ε."""
+    """Whether every kept weight is within its tolerance; the error is then at most ε by the repaired theorem."""
 
 
 def construct(
@@ -55,19 +55,19 @@ def construct(
 
     Args:
         target: Linear layers without bias and of Frobenius norm at most 1, with ReLU between them.
-        epsilon: ε, the error allowed in the 2-norm.
-        delta: δ, the probability of failure allowed.
-        rounds: R, the draws of every weight; the smaller, the wider the network. By default as many as let a width
-            of twice the target's be enough.
+        epsilon: ε, the largest error in the 2-norm.
+        delta: δ, the largest probability of failure.
+        rounds: R, the number of draws of every weight (R − 1 redraws). The smaller R, the wider the network. By
+            default the R from which twice the width of the target is enough.
         seed: Of the random network.
-        progress: Hears of the draws as they are made.
+        progress: Called with the number of draws as they are made.
     """
     widths = layer_widths(target)
     if rounds is None:
         rounds = exact.repaired_rounds(epsilon, delta, widths)
     copies = exact.repaired_copies(epsilon, delta, widths, rounds)
     hidden = exact.repaired_widths(epsilon, delta, widths, rounds)
-    size = sum(width * (inputs + outputs) for width, (inputs, outputs) in zip(hidden, bounds.layers(widths)))
+    size = sum(width * (inputs + outputs) for width, (inputs, outputs) in zip(hidden, layers(widths)))
     if size > LARGEST:
         raise ValueError(
             f"{rounds} rounds ask for {size} random weights, and at most {LARGEST} are built; "
@@ -79,7 +79,7 @@ def construct(
 def build_draws(
     weights: Sequence[Tensor], tolerances: Sequence[Tolerance], rounds: int, copies: Sequence[int]
 ) -> float:
-    """How many draws ``build`` makes, in the mean, roughly."""
+    """How many draws ``build`` makes on average, roughly."""
     total = 0.0
     for weight, tolerance, count in zip(weights, tolerances, copies):
         outputs, inputs = weight.shape
@@ -96,12 +96,12 @@ def build(
     seed: int,
     progress: Progress = silent,
 ) -> Construction:
-    """Draw the random network, search the draws of its weights, and keep what the proof keeps.
+    """Draw the random network, search the draws of its weights, and keep the weights that the proof keeps.
 
-    Where no draw is within its tolerance the nearest is taken. Only where all draws of a layer have the wrong sign is
-    there nothing to keep, and nothing is built.
+    Where no draw is within its tolerance, the nearest one is taken. If all draws of a layer have the wrong sign, there
+    is no weight to keep: a ValueError.
     """
-    bounds.check_count("rounds", rounds)
+    check_count("rounds", rounds)
     expected = build_draws(weights, tolerances, rounds, copies)
     check_draws(expected, f"building with up to {rounds} rounds", "raise epsilon, or give fewer rounds")
     model = _random_network(weights, copies)
@@ -111,14 +111,14 @@ def build(
     for number, (weight, tolerance, count) in enumerate(zip(weights, tolerances, copies)):
         pair = names[2 * number : 2 * number + 2]
         keys = [philox.key(seed, name) for name in pair]
-        first, second, well = _layer_pair(weight, tolerance, rounds, count, keys, progress)
+        first, second, pair_held = _layer_pair(weight, tolerance, rounds, count, keys, progress)
         if not first.mask.any():
             raise ValueError(
                 f"seed {seed} draws no weight of layer {number} with the sign that the proof needs, so nothing would "
                 f"be kept; take more rounds than {rounds}, more copies than {count}, or another seed"
             )
         states |= zip(pair, (first, second))
-        held &= well
+        held &= pair_held
     sparsity = {name: 1 - int(mask.sum()) / mask.numel() for name, (mask, _) in states.items()}
     masking.prune_(model, sparsity, weights="uniform", seed=seed)
     for name, layer in masking.masked_layers(model).items():
@@ -138,7 +138,7 @@ def _random_network(weights: Sequence[Tensor], copies: Sequence[int]) -> nn.Sequ
 def _layer_pair(
     weight: Tensor, tolerance: Tolerance, rounds: int, copies: int, keys: Sequence[philox.Key], progress: Progress
 ) -> tuple[State, State, bool]:
-    """The two random layers that stand for one layer of the target (Lemma A.6), and whether all went well."""
+    """The two random layers that replace one layer of the target (Lemma A.6), and whether the event held."""
     outputs, inputs = weight.shape
     hidden = 2 * inputs * copies
     # Hidden neurons in the order (input, half, copy): the blocks on the diagonal of N in Lemma A.6.
@@ -153,20 +153,20 @@ def _layer_pair(
     found = search(v_index.view(-1), center.view(-1), within.view(-1), rounds, keys[1], progress)
     v = Found(*(column.view(hidden, outputs) for column in found))
 
-    # Of the copies of a neuron one serves each output: a good one if there is any, and of those the nearest. The u of
-    # a neuron is one number, good or not, so it serves all its outputs.
+    # Of the copies of a neuron one is kept for each output: the nearest of those within the tolerances, else the
+    # nearest of all. All outputs of a neuron share its u.
     scale = u.value.double() * sign
     distance = (center - v.value * scale[:, None]).abs().where(scale[:, None] > 0, torch.inf)
-    badness = torch.where(u.hit[:, None] & v.hit, distance, distance + _BAD).view(-1, copies, outputs)
-    chosen = badness.argmin(dim=1, keepdim=True) == torch.arange(copies).view(-1, 1)
-    v_mask = (chosen & badness.isfinite()).view(hidden, outputs)
+    penalized = torch.where(u.hit[:, None] & v.hit, distance, distance + _PENALTY).view(-1, copies, outputs)
+    chosen = penalized.argmin(dim=1, keepdim=True) == torch.arange(copies).view(-1, 1)
+    v_mask = (chosen & penalized.isfinite()).view(hidden, outputs)
 
-    never = rounds - 1  # what is never kept is redrawn in every round
+    last = rounds - 1  # a pruned weight is redrawn in every round
     u_mask = torch.zeros(hidden, inputs, dtype=torch.bool)
     u_mask[neuron, own_input] = v_mask.any(dim=1)
-    u_state = State(u_mask, torch.where(u_mask, u.draw[:, None], never))
-    v_state = State(v_mask.T, torch.where(v_mask, v.draw, never).T)
-    return u_state, v_state, bool((badness.amin(dim=1) < _BAD).all())
+    u_state = State(u_mask, torch.where(u_mask, u.draw[:, None], last))
+    v_state = State(v_mask.T, torch.where(v_mask, v.draw, last).T)
+    return u_state, v_state, bool((penalized.amin(dim=1) < _PENALTY).all())
 
 
 @torch.no_grad()
@@ -184,7 +184,7 @@ class Trial:
 
     seed: int
     held: bool
-    """The event of the proof happened."""
+    """Whether the event of the proof happened."""
     measured: float
     proven: float
     accuracy: float
@@ -194,7 +194,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Summary:
-    """What many trials say together."""
+    """Many trials together."""
 
     target_widths: list[int]
     target_accuracy: float
@@ -213,7 +213,7 @@ class Summary:
 
 
 class Experiment:
-    """A target, its test data, and the ε, δ and R of the theorem: what all trials share."""
+    """A target, its test data, and the ε, δ and R of the theorem."""
 
     def __init__(
         self, target: nn.Sequential, test: Part, epsilon: float, delta: float, rounds: int | None = None
@@ -224,7 +224,7 @@ class Experiment:
 
     @property
     def draws(self) -> float:
-        """How many draws a construction makes, in the mean, roughly."""
+        """How many draws a construction makes on average, roughly."""
         tolerances = exact.network_tolerances(self.epsilon, self.widths)
         copies = exact.repaired_copies(self.epsilon, self.delta, self.widths, self.rounds)
         return build_draws(matrices(self.target), tolerances, self.rounds, copies)
@@ -244,7 +244,7 @@ class Experiment:
         return trial, made.model
 
     def summary(self, trials: Sequence[Trial]) -> Summary:
-        """What these trials say together."""
+        """These trials together."""
         settings = self.epsilon, self.delta, self.widths, self.rounds
         tolerances = exact.network_tolerances(self.epsilon, self.widths)
         return Summary(
@@ -283,7 +283,7 @@ def digits_experiment(hidden: int, epsilon: float, delta: float, rounds: int | N
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """The error of a construction that takes the nearest of R draws, at twice the width of the target."""
+    """The error of the construction with the nearest of R draws, at twice the width of the target."""
 
     rounds: int
     measured: float
@@ -291,7 +291,7 @@ class ErrorRow:
 
 
 def error_rows(target: nn.Sequential, rounds: Sequence[int], seed: int = 0) -> Iterator[ErrorRow]:
-    """The error over R at twice the width, one row after the other."""
+    """The error over R at twice the width of the target, row by row."""
     weights = matrices(target)
     nearest = [Tolerance(0.0, 0.0)] * len(weights)
     for count in rounds:

@@ -1,8 +1,9 @@
-"""What is true: the exact probability of the event in the proof, and the width and R that follow from it.
+"""The exact probability of the event in the proof, and the width and R that are enough (the repaired theorem).
 
-The proof of Theorem 4.1 asks of a hidden neuron that one of its R draws of u comes near ±1 and one of its R draws of v
-near w. The R² pairs share their draws, so they are not independent; but the R draws of one weight are, and so are
-different weights. That is all that is used here. Proofs: ``docs/theory.md``."""
+The proof of Theorem 4.1 needs a hidden neuron with one of its R draws of u near ±1 and one of its R draws of v near w.
+The R² pairs share their draws, so they are not independent. The R draws of one weight are independent, and so are
+different weights; nothing else is used here. ``rounds`` is R, as in ``bounds.py``. Proofs: ``docs/theory.md``.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from iterand.lab.theory import bounds
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How near a draw has to come: u to ±1, v to the weight w it stands for; then |w − v·u| ≤ v + u·|w|."""
+    """How close a draw must be: u to ±1, v to the weight w it replaces; then |w − v·u| ≤ v + u·|w|."""
 
     u: float
     v: float
@@ -38,9 +39,8 @@ def miss_probability(probability: float, rounds: int) -> float:
 def half_failure(weights: Sequence[float], tolerance: Tolerance, rounds: int, copies: int = 1) -> float:
     """The exact failure of one half: one input, one sign, ``copies`` = d' hidden neurons, ``weights`` to its outputs.
 
-    For one weight this is [1 − (1 − (1 − p_u)^R)(1 − (1 − p_v)^R)]^d' (Lemma A.4). For several (Lemma A.5) the u of a
-    neuron serves all outputs at once, so the outputs depend on each other; given which neurons have a good u they do
-    not.
+    For one weight this is [1 − (1 − (1 − p_u)^R)(1 − (1 − p_v)^R)]^d' (Lemma A.4). For several (Lemma A.5) all outputs
+    share the u of a neuron, so they are independent only given which neurons have a good u.
     """
     bounds.check_count("copies", copies)
     miss_u = miss_probability(hit_probability(1.0, tolerance.u), rounds)
@@ -61,7 +61,8 @@ def network_failure(
         for matrix, tolerance, count in zip(target, tolerances, copies)
         for column in matrix.T.tolist()
     ]
-    # Both halves of an input ask the same of different weights: -w lies as far from the nearer end of [-1, 1] as w.
+    # The two halves of an input use different weights with the same probabilities: -w is as far from the nearer end of
+    # [-1, 1] as w.
     return _any_failure(halves + halves)
 
 
@@ -72,10 +73,10 @@ def scalar_tolerance(epsilon: float) -> Tolerance:
 
 
 def network_tolerances(epsilon: float, widths: Sequence[int]) -> list[Tolerance]:
-    """The tolerances of the repaired theorem, one a layer of the target.
+    """The tolerances of the repaired theorem, one for each layer of the target.
 
-    Layer i gets ε/l, divided by the norm √d_0 + (i − 1)ε/l its inputs can have: half of that for u, whose error is
-    multiplied by ‖F_i‖ ≤ 1, half for v, whose error counts √(d_(i−1)·d_i) times.
+    Layer i gets ε/l, divided by √d_0 + (i − 1)ε/l, the largest norm of its inputs: half of that for u, whose error is
+    multiplied by ‖F_i‖ ≤ 1, half for v, whose error is multiplied by √(d_(i−1)·d_i).
     """
     bounds.check_epsilon(epsilon)
     sizes = bounds.layers(widths)
@@ -89,7 +90,7 @@ def network_tolerances(epsilon: float, widths: Sequence[int]) -> list[Tolerance]
 
 
 def repaired_widths(epsilon: float, delta: float, widths: Sequence[int], rounds: int = 1) -> list[int]:
-    """The repaired theorem: these widths of layers 1, 3, ... of g are enough.
+    """The repaired theorem: widths of layers 1, 3, ... of g that are enough.
 
     For ``widths=(1, 1)`` this is the repaired Proposition 4.3.
     """
@@ -98,7 +99,7 @@ def repaired_widths(epsilon: float, delta: float, widths: Sequence[int], rounds:
 
 
 def repaired_copies(epsilon: float, delta: float, widths: Sequence[int], rounds: int = 1) -> list[int]:
-    """How many hidden neurons every half of every input needs for that, one number a layer of the target."""
+    """How many hidden neurons every half of every input needs for that, one number for each layer of the target."""
     enough = _rounds_by_layer(epsilon, delta, widths)
     sizes = bounds.layers(widths)
     copies = []
@@ -106,7 +107,7 @@ def repaired_copies(epsilon: float, delta: float, widths: Sequence[int], rounds:
         if rounds >= single:
             copies.append(1)
         else:
-            # The logarithm of half_failure([1.0], tolerance, rounds), exact also where that is nearly 1.
+            # The logarithm of half_failure([1.0], tolerance, rounds), exact for values near 1 too.
             hits = (hit_probability(1.0, near) for near in (tolerance.u, tolerance.v))
             served = math.prod(_any_hit(hit, rounds) for hit in hits)
             copies.append(math.ceil(math.log(2 * len(sizes) * inputs * outputs / delta) / -math.log1p(-served)))
@@ -114,7 +115,7 @@ def repaired_copies(epsilon: float, delta: float, widths: Sequence[int], rounds:
 
 
 def repaired_rounds(epsilon: float, delta: float, widths: Sequence[int]) -> int:
-    """The repaired theorem: from this R on, twice the width of the target is enough."""
+    """The repaired theorem: the R from which twice the width of the target is enough."""
     return max(_rounds_by_layer(epsilon, delta, widths))
 
 
@@ -134,6 +135,6 @@ def _rounds_by_layer(epsilon: float, delta: float, widths: Sequence[int]) -> lis
 
 
 def _any_failure(failures: Iterable[float]) -> float:
-    """The probability that at least one of independent events happens, exact also where it is tiny."""
+    """The probability that at least one of independent events happens; exact for tiny ones too."""
     logarithms = [math.log1p(-failure) if failure < 1 else -math.inf for failure in failures]
     return -math.expm1(math.fsum(logarithms))

@@ -1,4 +1,7 @@
-"""Simulation of the sampling lemmas: draws until a hit, failures over widths, and the best that can be done."""
+"""Simulation of the sampling lemmas: draws until a hit, failures, widths, and the best choice of draws and masks.
+
+``rounds`` is R, the number of draws of every weight, as in ``bounds.py``.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,27 +18,33 @@ from iterand.lab.theory.exact import Tolerance
 from iterand.philox import Key
 
 MOST_DRAWS = 1e11
-"""How many draws a computation may take: hours on one core."""
+"""The most draws of one computation: hours on one core."""
 
 MOST_ROUNDS = 1 << 31
-"""The generator counts the draws of a weight in 32 bits, and a model keeps the number of each in 31."""
+"""The most draws of a weight: a model stores the number of a draw in 31 bits."""
+
+STATES = 1 << 20
+"""The most choices of draws and masks of an exhaustive search."""
+
+_WEIGHT_BYTES = 40  # index, center, tolerance, draw and value of a simulated weight
+_DRAW_BYTES = 24  # index, number and value of a draw
 
 Progress = Callable[[int], None]
-"""Hears how many draws were looked at since the last time."""
+"""Called with the number of draws made since the last call."""
 
 
 def silent(draws: int) -> None:
-    """Nothing."""
+    """Report no progress."""
 
 
 def check_draws(draws: float, what: str, hint: str = "raise epsilon, or lower the number of trials") -> None:
-    """Refuse a computation that would not end within a day."""
+    """Raise ValueError for a computation of more than ``MOST_DRAWS`` draws."""
     if draws > MOST_DRAWS:
         raise ValueError(f"{what} takes about {draws:.0e} draws, and at most {MOST_DRAWS:.0e} are made; {hint}")
 
 
 def expected_draws(probability: float, rounds: int) -> float:
-    """How many draws it takes in the mean until one hits, if R are made at most: (1 − (1 − p)^R) / p."""
+    """The mean number of draws until one hits, of at most R: (1 − (1 − p)^R) / p."""
     bounds.check_count("rounds", rounds)
     if probability <= 0:
         return float(rounds)
@@ -43,7 +52,7 @@ def expected_draws(probability: float, rounds: int) -> float:
 
 
 class Found(NamedTuple):
-    """For every weight: which draw it stops at, its value there, and whether that is within the tolerance."""
+    """For every weight: the number of its chosen draw, its value, and whether it is within the tolerance."""
 
     draw: Tensor
     value: Tensor
@@ -51,7 +60,7 @@ class Found(NamedTuple):
 
 
 def uniform(index: Tensor, draw: Tensor, key: Key) -> Tensor:
-    """U[-1, 1] of Section 4, as the weights of a model pruned with ``weights="uniform"`` have it."""
+    """Draws from U[-1, 1] (Section 4), the same as in a model pruned with ``weights="uniform"``."""
     distribution = distributions.get_distribution("uniform")
     return distribution.values(philox.philox(index, draw, key), fan_in=1)
 
@@ -59,10 +68,10 @@ def uniform(index: Tensor, draw: Tensor, key: Key) -> Tensor:
 def search(
     index: Tensor, center: Tensor, tolerance: Tensor, rounds: int, key: Key, progress: Progress = silent
 ) -> Found:
-    """For every weight its first draw of 0, …, R − 1 within the tolerance of its center, else the nearest of all.
+    """For every weight its first draw of 0, …, R − 1 within the tolerance of its center, else the nearest draw.
 
-    A weight needs no memory for this: it is redrawn until it is near enough and kept from then on, as pruned weights
-    are redrawn and kept ones are not (Eq. 2). All tensors are flat and of one length.
+    Iterative randomization can do this: a weight is redrawn while it is pruned and stays once it is kept (Eq. 2). All
+    tensors are flat and of one length.
     """
     bounds.check_count("rounds", rounds, most=MOST_ROUNDS)
     parts = [
@@ -79,7 +88,7 @@ def _search_part(index: Tensor, center: Tensor, tolerance: Tensor, rounds: int, 
     active = torch.arange(index.numel())
     start = 0
     while active.numel() and start < rounds:
-        # The fewer weights are left, the more draws of each are looked at in one go.
+        # The fewer weights are left, the more draws of each are made at once.
         count = min(max(1, philox.CHUNK // active.numel()), rounds - start)
         draws = torch.arange(start, start + count).expand(active.numel(), count)
         values = uniform(index[active, None].expand_as(draws).reshape(-1), draws.reshape(-1), key)
@@ -95,9 +104,6 @@ def _search_part(index: Tensor, center: Tensor, tolerance: Tensor, rounds: int, 
         start += count
         progress(int(torch.where(hit, best + 1, count).sum()))
     return Found(draw, uniform(index, draw, key), distance <= tolerance)
-
-
-_WEIGHT_BYTES = 40  # index, center, tolerance, draw and value of a simulated weight
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ def estimate(count: int, trials: int, confidence: float = 0.99) -> Estimate:
 
 
 def half_draws(weights: Sequence[float], tolerance: Tolerance, rounds: int, *, copies: int = 1, trials: int) -> float:
-    """How many draws ``HalfDraws`` makes, in the mean."""
+    """How many draws ``HalfDraws`` makes on average."""
     bounds.check_count("trials", trials)
     hits = [exact.hit_probability(1.0, tolerance.u), *(exact.hit_probability(w, tolerance.v) for w in weights)]
     return 2 * trials * copies * sum(expected_draws(hit, rounds) for hit in hits)
@@ -127,8 +133,8 @@ def half_draws(weights: Sequence[float], tolerance: Tolerance, rounds: int, *, c
 class HalfDraws:
     """Simulated halves of Lemma A.5: at which draw each weight first comes within its tolerance.
 
-    A half has ``copies`` hidden neurons; each has one u, which must come near 1, and one v for each of ``weights``. The
-    other half of the proof asks the same of other weights (near −1 and −w), so it is two halves that make a trial.
+    A half has ``copies`` hidden neurons. Each has one u, which must be near 1, and one v for each of ``weights``. The
+    other half of the proof needs other weights near −1 and −w, so a trial is two halves.
     """
 
     def __init__(
@@ -163,7 +169,7 @@ class HalfDraws:
         self.first = torch.where(found.hit, found.draw, rounds).view(shape)
 
     def failed(self, rounds: int) -> Tensor:
-        """Whether each half (trials × 2) fails with its first ``rounds`` draws only."""
+        """Whether each half (trials × 2) fails with its first ``rounds`` draws."""
         if not 1 <= rounds <= self.rounds:
             raise ValueError(f"rounds is {rounds}; these halves were simulated for 1 to {self.rounds}")
         good = self.first < rounds
@@ -182,20 +188,20 @@ class HalfDraws:
 
 
 def width_draws(epsilon: float, rounds: int, *, weight: float = 1.0, trials: int) -> float:
-    """How many draws ``simulated_width`` makes, in the mean."""
+    """How many draws ``simulated_width`` makes on average."""
     bounds.check_count("trials", trials)
     tolerance = exact.scalar_tolerance(epsilon)
     hit_u, hit_v = exact.hit_probability(1.0, tolerance.u), exact.hit_probability(weight, tolerance.v)
     draws_u, draws_v = expected_draws(hit_u, rounds), expected_draws(hit_v, rounds)
     serving = _serving(epsilon, rounds, weight)
     block = _block(serving, 2 * trials)
-    found = serving * expected_draws(serving, block)  # the share of halves that are done with a block
+    found = serving * expected_draws(serving, block)  # the share of halves that a block completes
     neurons = 2 * trials * block / found
     return neurons * (draws_u + draws_u * hit_u * draws_v)
 
 
 def _block(serving: float, halves: int) -> int:
-    """How many neurons of each half are looked at together: so many that most find one that serves, if they fit."""
+    """How many neurons of each half are drawn at once: usually enough to include one that serves, if they fit."""
     return max(1, min(math.ceil(2 / serving), philox.CHUNK // halves))
 
 
@@ -218,7 +224,7 @@ def simulated_width(
 ) -> int:
     """The width that was enough for f(x) = w·x in a share 1 − δ of simulated trials, by the event of Lemma A.4.
 
-    Every half takes new neurons until one serves; a trial needs the larger number of its two halves, for each half.
+    Every half draws new neurons until one serves; the width of a trial is twice the larger number of its two halves.
     """
     bounds.check_delta(delta)
     for name, value in (("rounds", rounds), ("trials", trials)):
@@ -234,7 +240,7 @@ def simulated_width(
     while active.numel():
         block = _block(serving, active.numel())
         neurons = needed[active, None] + torch.arange(block)
-        # The weights of neuron n of half h: an index no other neuron has, 2·(h + n·halves) for u and the next for v.
+        # Neuron n of half h has the unique index 2·(h + n·halves) for u, and the next one for v.
         index = 2 * (active[:, None] + neurons * needed.numel()).reshape(-1)
         served = torch.zeros(index.numel(), dtype=torch.bool)
         served[_hits(index, 1.0, tolerance.u, rounds, key, progress)] = True
@@ -248,15 +254,11 @@ def simulated_width(
     return 2 * int(copies[math.ceil((1 - delta) * trials) - 1])
 
 
-def _hits(index: Tensor, center: float, tolerance: float, rounds: int, key: philox.Key, progress: Progress) -> Tensor:
+def _hits(index: Tensor, center: float, tolerance: float, rounds: int, key: Key, progress: Progress) -> Tensor:
     if not index.numel():
         return index
     at, within = (torch.full(index.shape, value, dtype=torch.float64) for value in (center, tolerance))
     return search(index, at, within, rounds, key, progress).hit.nonzero().squeeze(1)
-
-
-_DRAW_BYTES = 24  # index, number and value of a draw
-STATES = 1 << 20  # the most choices of draws and masks that are tried one by one
 
 
 def draws(width: int, rounds: int, trials: int, seed: int = 0, first_trial: int = 0) -> tuple[Tensor, Tensor]:
@@ -273,7 +275,7 @@ def draws(width: int, rounds: int, trials: int, seed: int = 0, first_trial: int 
 
 
 def best_error(u: Tensor, v: Tensor, weight: float) -> Tensor:
-    """The smallest error of each trial, found by trying every draw of every neuron, and leaving it out."""
+    """The smallest error of each trial, by exhaustive search: each neuron takes any of its draws or is pruned."""
     width, rounds = u.shape[1:]
     states = (rounds**2 + 1) ** width
     if states > STATES:
@@ -296,7 +298,7 @@ def _best_error_of_trial(u: Tensor, v: Tensor, weight: float) -> Tensor:
 
 
 def best_error_width_two(u: Tensor, v: Tensor, weight: float) -> Tensor:
-    """The same for width 2, fast: leave out both neurons, or give one side to each, by the pair nearest to w."""
+    """``best_error`` at width 2, faster: prune both neurons, or give one side to each, with u·v nearest to w."""
     sides = torch.stack([_nearest_product(u, v, weight, u > 0), _nearest_product(u, v, weight, u < 0)], dim=2)
     straight = torch.maximum(sides[:, 0, 0], sides[:, 1, 1])
     crossed = torch.maximum(sides[:, 0, 1], sides[:, 1, 0])
@@ -328,7 +330,7 @@ def _nearest(values: Tensor, center: float) -> Tensor:
 
 
 def best_draws(rounds: Sequence[int], *, trials: int) -> float:
-    """How many draws ``best_failures`` makes, those counted too that it sorts for each R."""
+    """How many draws ``best_failures`` makes, plus those that it sorts for each R."""
     bounds.check_count("trials", trials)
     return 4.0 * trials * (max(rounds) + sum(rounds))
 
@@ -342,7 +344,7 @@ def best_failures(
     seed: int = 0,
     progress: Progress = silent,
 ) -> list[Estimate]:
-    """How often even the best choice at width 2 has an error above ε, for each R of ``rounds``."""
+    """How often the best choice of draws and masks at width 2 has an error above ε, for each R of ``rounds``."""
     bounds.check_epsilon(epsilon)
     for count in rounds:
         bounds.check_count("rounds", count)

@@ -1,4 +1,4 @@
-"""Tables and plots of widths, failures and errors."""
+"""Tables and plots of widths, failures and errors over R, the number of draws of every weight (``rounds``)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from iterand.lab.theory.simulate import (
 )
 
 SCALAR = (1, 1)  # the widths of f(x) = w·x
+_CLAIM, _TRUTH, _MEASURED, _BEST = "#c44e52", "#4c72b0", "#222222", "#55a868"  # colours of the plots
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,12 @@ class FailureRow:
     exact: float
     simulated: Estimate
     best: Estimate
-    """How often even the best choice of draws and masks had an error above ε."""
+    """How often the best choice of draws and masks has an error above ε."""
 
 
 @dataclass(frozen=True)
 class BestRow:
-    """The error for f(x) = w·x: median over trials of the best choice and of the construction."""
+    """The median error over trials for f(x) = w·x, of the best choice and of the construction."""
 
     width: int
     rounds: int
@@ -63,7 +64,7 @@ class BestRow:
 
 
 def claimed_rounds(epsilon: float, delta: float, widths: Sequence[int] = SCALAR) -> int:
-    """The paper's R for twice the width: Proposition 4.3 for f(x) = w·x, which asks for half of Theorem 4.1's."""
+    """The paper's R for twice the width: Proposition 4.3 for f(x) = w·x (half the theorem's R), else Theorem 4.1."""
     if tuple(widths) == SCALAR:
         return bounds.scalar_rounds(epsilon, delta)
     return bounds.network_rounds(epsilon, delta, widths)
@@ -78,7 +79,7 @@ def rounds_over(epsilon: float, delta: float, widths: Sequence[int] = SCALAR) ->
 
 
 def width_rows_draws(epsilon: float, widths: Sequence[int], rounds: Sequence[int], trials: int) -> float:
-    """How many draws ``width_row`` makes for all of these R, in the mean."""
+    """How many draws ``width_row`` makes for all of these R on average."""
     if tuple(widths) != SCALAR:
         return 0.0
     return sum(width_draws(epsilon, count, trials=trials) for count in rounds)
@@ -102,7 +103,7 @@ def width_row(
 
 
 def failure_rows_draws(epsilon: float, rounds: Sequence[int], *, weight: float = 1.0, trials: int) -> float:
-    """How many draws ``failure_rows`` makes, in the mean."""
+    """How many draws ``failure_rows`` makes on average."""
     halves = half_draws([weight], exact.scalar_tolerance(epsilon), max(rounds), trials=trials)
     return halves + simulate.best_draws(rounds, trials=trials)
 
@@ -145,7 +146,7 @@ def best_rows(
     trials: int = 200,
     seed: int = 0,
 ) -> list[BestRow]:
-    """The best choice against the construction for small (width, R), by trying everything."""
+    """The best choice, by exhaustive search, against the construction, for small (width, R)."""
     rows = []
     for width, rounds in cases:
         u, v = simulate.draws(width, rounds, trials, seed)
@@ -154,11 +155,8 @@ def best_rows(
     return rows
 
 
-_CLAIM, _TRUTH, _MEASURED, _BEST = "#c44e52", "#4c72b0", "#222222", "#55a868"
-
-
 def kind_of(path: Path) -> str:
-    """The kind of picture that the ending of a file name asks for."""
+    """The image format of a file name's extension."""
     kind = path.suffix.removeprefix(".").lower()
     known = FigureCanvasBase.get_supported_filetypes()
     if kind not in known:
@@ -179,7 +177,7 @@ def draw_widths(rows: Sequence[WidthRow], path: Path) -> None:
 
 
 def draw_failures(rows: Sequence[FailureRow], path: Path) -> None:
-    """The probability over R that the event fails, and that even the best choice of draws and masks does."""
+    """The probability of failure over R: of the event, and of the best choice of draws and masks."""
     figure, axes = _axes("R, draws of every weight", "probability of failure at width 2")
     axes.set(xscale="linear", ylim=(1e-4, 2))
     rounds = [row.rounds for row in rows]
@@ -218,7 +216,7 @@ def _save(figure: Figure, axes: Axes, path: Path) -> None:
     axes.legend(frameon=False)
     kind = kind_of(path)
     picture = BytesIO()
-    # The same picture gives the same bytes: no date, and names that do not depend on the run.
+    # No date and fixed ids, so that the same rows give the same bytes.
     with matplotlib.rc_context({"svg.hashsalt": "iterand", "svg.fonttype": "none"}):
         figure.savefig(picture, format=kind, metadata={"Date": None} if kind == "svg" else None)
     files.atomic_write(path, picture.getvalue())

@@ -1,4 +1,4 @@
-"""Target networks, and certified distances to them."""
+"""Target networks of the theorem, and certified errors of their approximations."""
 
 import math
 from collections.abc import Sequence
@@ -13,6 +13,8 @@ from iterand import philox
 from iterand.errors import extra
 from iterand.lab.theory import bounds
 from iterand.lab.theory.simulate import uniform
+
+_ROUNDING = 1 + 1e-9  # far more than the rounding error of the bound in float64
 
 
 def matrices(target: nn.Sequential) -> list[Tensor]:
@@ -51,7 +53,7 @@ def _check_norm(number: int, weight: Tensor) -> None:
 
 @torch.no_grad()
 def normalize_(target: nn.Sequential) -> nn.Sequential:
-    """Divide every layer by its Frobenius norm where that is above 1, in place; no decision changes."""
+    """Divide every layer by its Frobenius norm where that is above 1, in place; decisions do not change."""
     for module in target:
         if isinstance(module, nn.Linear):
             module.weight /= module.weight.double().norm().clamp(min=1.0).to(module.weight.dtype)
@@ -59,12 +61,12 @@ def normalize_(target: nn.Sequential) -> nn.Sequential:
 
 
 def empty_linear(inputs: int, outputs: int) -> nn.Linear:
-    """A layer whose weights are to be set; torch's own would move its global generator."""
+    """A layer without initial weights; torch's initialization would advance the global generator."""
     return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inputs, outputs, bias=False))  # type: ignore[no-untyped-call]
 
 
 class Part(NamedTuple):
-    """Vectors in the box ‖x‖∞ ≤ 1, and their classes."""
+    """Inputs in the box ‖x‖∞ ≤ 1, and their classes."""
 
     inputs: Tensor
     labels: Tensor
@@ -82,9 +84,9 @@ def digits() -> tuple[Part, Part]:
 
 
 def trained_target(data: Part, hidden: int = 12, *, steps: int = 300, seed: int = 0) -> nn.Sequential:
-    """A two-layer network trained to tell the classes, then scaled to unit norms.
+    """A two-layer network trained to classify, then scaled to norms of at most 1.
 
-    The penalty on the norms is what leaves room for ε: an error has to overcome the margin relative to the norms.
+    Weight decay keeps the margin large relative to the norms, so that an error of ε changes few decisions.
     """
     bounds.check_count("hidden", hidden)
     inputs, classes = data.inputs.shape[1], int(data.labels.max()) + 1
@@ -103,23 +105,20 @@ def trained_target(data: Part, hidden: int = 12, *, steps: int = 300, seed: int 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, part: Part) -> float:
-    """The share of decisions that are right."""
+    """The share of correct decisions."""
     return float((model(part.inputs).argmax(dim=1) == part.labels).double().mean())
-
-
-_ROUNDING = 1 + 1e-9  # far more than float64 can lose in the bound, far less than anybody reads
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What is known about sup ‖f(x) − g(x)‖₂ over ‖x‖∞ ≤ 1: measured ≤ sup ≤ proven."""
+    """Bounds on the error sup ‖f(x) − g(x)‖₂ over ‖x‖∞ ≤ 1: measured ≤ sup ≤ proven."""
 
     measured: float
     proven: float
 
 
 def certify(target: nn.Sequential, model: nn.Sequential, *, points: int = 4096, seed: int = 0) -> Certificate:
-    """Measure and bound the error of a construction, masked or folded, in the exact arithmetic of its weights."""
+    """Measure and bound the error of a construction, masked or folded, in float64."""
     wanted = [weight.double() for weight in matrices(target)]
     given = [module.weight.detach().double() for module in model if isinstance(module, nn.Linear)]
     return Certificate(measured_error(wanted, given, points, seed), proven_error(wanted, given))
@@ -127,16 +126,16 @@ def certify(target: nn.Sequential, model: nn.Sequential, *, points: int = 4096, 
 
 @torch.no_grad()
 def unprotected(target: nn.Sequential, images: Tensor, error: float) -> float:
-    """The share of images whose decision an error of this 2-norm could change; on no others can accuracy differ.
+    """The share of images whose decision an error of this 2-norm could change.
 
-    An error e moves the difference of two outputs by at most √2·‖e‖.
+    An error e changes the difference of two outputs by at most √2·‖e‖.
     """
     first, second = target(images).topk(2, dim=1).values.unbind(dim=1)
     return float((first - second <= 2**0.5 * error).double().mean())
 
 
 def measured_error(wanted: Sequence[Tensor], given: Sequence[Tensor], points: int, seed: int = 0) -> float:
-    """The largest error at random points, at random corners, and at corners climbed to from there."""
+    """The largest error found: at random points and corners of the box, and by gradient ascent over corners."""
     inputs = wanted[0].shape[1]
     index = torch.arange(points * inputs)
     inside = uniform(index, torch.zeros_like(index), philox.key(seed, "theory.certify")).view(points, inputs).double()
@@ -147,7 +146,7 @@ def measured_error(wanted: Sequence[Tensor], given: Sequence[Tensor], points: in
         squares = _squares(wanted, given, corner)
         (slope,) = torch.autograd.grad(squares.sum(), corner)
         largest = max(largest, float(squares.detach().max()))
-        # The corner the error grows towards; where it does not depend on an input, stay.
+        # The corner in the direction of the gradient; an input with gradient 0 stays.
         corner = torch.where(slope == 0, corner.detach(), slope.sign())
     return math.sqrt(largest)
 
@@ -166,14 +165,14 @@ def proven_error(wanted: Sequence[Tensor], given: Sequence[Tensor]) -> float:
     """An upper bound on the error over the whole box ‖x‖∞ ≤ 1."""
     inputs = wanted[0].shape[1]
     error = 0.0
-    # What x, and then the activations of the construction, can be: a 2-norm and a bound for every coordinate; and the
-    # 2-norm of the target's.
+    # Bounds on x, and then on the activations of the construction: the 2-norm and every coordinate; and on the 2-norm
+    # of the target's activations.
     radius, high = inputs**0.5, torch.ones(inputs, dtype=torch.float64)
     wanted_radius = radius
     for layer, weight in enumerate(wanted):
         positive, negative = _sides(given[2 * layer], given[2 * layer + 1])
         off_positive, off_negative = weight - positive, weight + negative
-        if layer > 0:  # what comes out of a ReLU has no negative side
+        if layer > 0:  # outputs of a ReLU are never negative
             negative = off_negative = torch.zeros_like(weight)
         error = _spectral(weight) * error + _largest(off_positive, off_negative, radius, high)
         high = torch.maximum(positive, negative).clamp(min=0) @ high
@@ -189,7 +188,7 @@ def _sides(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _largest(positive: Tensor, negative: Tensor, radius: float, high: Tensor) -> float:
-    """The largest ‖positive·σ(x) − negative·σ(−x)‖ over ‖x‖₂ ≤ radius and |x| ≤ high, by the best of three bounds."""
+    """A bound on ‖positive·σ(x) − negative·σ(−x)‖ over ‖x‖₂ ≤ radius and |x| ≤ high: the least of three."""
     spectral = _spectral(positive, negative) * radius
     columns = float(torch.maximum(positive.norm(dim=0), negative.norm(dim=0)).norm()) * radius
     interval = float((torch.maximum(positive.abs(), negative.abs()) @ high).norm())
