@@ -19,7 +19,7 @@ from measured_tables import ROOT, Lines, markdown, read_json
 
 from iterand.lab.experiments.experiment import PaperNumber, find_number
 from iterand.lab.experiments.paper import CIFAR10, OPENLTH, SPARSITIES
-from iterand.lab.report.assembly import CellOutcome, Outcome, Record, Report, read_report
+from iterand.lab.report.assembly import CellOutcome, Outcome, Record, Report, read_records, read_report
 from iterand.lab.report.formatting import compare, difference, machine, plus_minus, size, summarize
 
 RESULTS = ROOT / "results"
@@ -73,10 +73,15 @@ def cells(experiment: str, **axes: str | float) -> dict[tuple[str | float, ...],
     return found
 
 
+@cache
+def records() -> tuple[Record, ...]:
+    """The records of all runs."""
+    return read_records(RESULTS).found
+
+
 def explored(network: str) -> list[Record]:
-    """The records of no cell whose network is this one."""
-    records = (stranger.record for stranger in report().strangers)
-    return [record for record in records if record.recipe.network.name == network]
+    """The records in ``exploration`` whose network is this one."""
+    return [run for run in records() if run.path.parent.name == "exploration" and run.recipe.network.name == network]
 
 
 def accuracy(cell: CellOutcome, usual: int | None = None) -> str:
@@ -384,9 +389,8 @@ def ablation() -> Lines:
 
 def norm_statistics() -> Lines:
     """Running averages beside recomputed statistics."""
-    runs = [*report().runs, *(stranger.record for stranger in report().strangers)]
     found: dict[tuple[str, float], Record] = {}
-    for run in runs:
+    for run in records():
         recipe = run.recipe
         settings = (
             recipe.network.name,
