@@ -296,7 +296,7 @@ def test_the_names_of_the_method_page_exist():
 
 def test_no_record_is_damaged_or_counted_twice():
     assert REPORT.damaged == ()
-    assert REPORT.set_aside == ()
+    assert REPORT.superseded == ()
 
 
 @pytest.mark.parametrize("path", RUNS, ids=[str(path.relative_to(RECORDS)) for path in RUNS])
