@@ -1,4 +1,4 @@
-"""The golden tickets: the writer still writes them, and a reader made from docs/reference/ticket-format.md alone opens them.
+"""The golden tickets: the writer still writes them, and a reader made from ticket-format.md alone opens them.
 
 The reader below shares no code with the package. Section numbers are those of the page.
 """
