@@ -68,7 +68,7 @@ def run(folder: Path, words: Path, method: str, seed: int, file: Path, masked: b
     device = choose_device("auto")
     found = locate(folder)
     if found is None:
-        raise SystemExit(f"there are no film reviews in {folder}; see docs/data.md")
+        raise SystemExit(f"there are no film reviews in {folder}; see docs/guides/data.md")
     data: Dataset[TextSplit] = load(found, device, Options())
     vectors, known = word_vectors(words, data.train.vocabulary, seed)
     recipe = find_recipe(RECIPES[method])
