@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test lint style types types-windows format report dist clean
+.PHONY: quickstart test lint style types types-windows docs format report dist clean
 
 quickstart: .venv/installed
 	$(BIN)/iterand reproduce digits
@@ -25,9 +25,14 @@ types: .venv/installed-dev
 types-windows: .venv/installed-dev
 	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32
 
+docs: .venv/installed-dev
+	$(BIN)/python tools/reference.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 format: .venv/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python tools/reference.py
 
 dist: .venv/installed-dev
 	$(BIN)/python -m build --no-isolation

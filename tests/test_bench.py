@@ -1,10 +1,8 @@
 """``iterand bench``: every benchmark runs here, its numbers are numbers, and what goes wrong is said."""
 
-import importlib.util
 import json
 import math
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +14,6 @@ from iterand.lab.benchmarks.timing import Timer, burst, one_by_one, spread, subj
 from iterand.masking import masked_layers
 
 CPU = torch.device("cpu")
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 TINY = ["--network", "digits", "--batch-size", "16", "--size", "1000", "--examples", "48", "--repeats", "2"]
 SPREADS = {
     "step": ["milliseconds", "ratio_to_dense"],
@@ -194,15 +191,6 @@ def test_targets():
 )
 def test_cells(column, value, text):
     assert table.cell(column, value) == text
-
-
-def test_the_measured_tables_are_those_of_the_records():
-    specification = importlib.util.spec_from_file_location("tables", BENCHMARKS / "tables.py")
-    tables = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(tables)
-    page = (BENCHMARKS / "README.md").read_text()
-    assert tables.BEGIN in page
-    assert page == tables.filled(page, BENCHMARKS / "records"), "run python benchmarks/tables.py"
 
 
 def test_options_of_a_short_run():

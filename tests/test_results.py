@@ -1,7 +1,9 @@
-"""What the pages say of our results is what the records say, and every record can be looked up."""
+"""Tables are generated from records and say what these say; every record can be looked up."""
 
+import importlib
 import json
 import re
+import sys
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -9,20 +11,29 @@ import pytest
 import torch
 
 from iterand.lab.experiments.paper import OPENLTH
-from iterand.lab.report.assembly import read_report
 from iterand.lab.training import recipe_file
 from iterand.lab.training.folder import default_path
 from iterand.ticket import load_ticket, read_ticket
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-RECORDS = sorted(RESULTS.rglob("*.json"))
-REPORT = read_report(RESULTS)
+RECORDS = RESULTS / "records"
+RUNS = sorted(path for path in RECORDS.rglob("*.json") if path.parent.name != "benchmarks")
+REPRODUCE, BEYOND = "docs/guides/reproduce.md", "docs/explanation/beyond.md"
+NOTES = "results/notes/2026-11-before.md"
 
 
-def page(name):
-    """A page in which a number has its leading zero, and so looks the same everywhere."""
-    return re.sub(r"(?<![\d.])\.(?=\d)", "0.", (ROOT / name).read_text())
+def load_tables():
+    """tools/tables.py, which imports its neighbours by name."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        return importlib.import_module("tables")
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+
+
+tables = load_tables()
+REPORT = tables.report()
 
 
 def cells(experiment, least=2):
@@ -32,7 +43,16 @@ def cells(experiment, least=2):
 
 def rows(name):
     """The rows of all tables of a page, without what makes them bold."""
-    return [line.replace("*", "") for line in page(name).splitlines() if line.startswith("|")]
+    return rows_of((ROOT / name).read_text().splitlines())
+
+
+def rows_of(lines):
+    return [line.replace("*", "") for line in lines if line.startswith("|")]
+
+
+def counted(cell, usual=None):
+    """As in a table where most cells have so many runs."""
+    return said(cell) + ("" if cell.summary.n == usual else f" (n = {cell.summary.n})")
 
 
 def said(cell):
@@ -48,7 +68,58 @@ def difference(cell):
     return f"{cell.summary.mean - cell.cell.paper.mean:+.2f}".replace("-", "−")
 
 
-@pytest.mark.parametrize("name", ["results/README.md", "docs/beyond.md"])
+def test_every_table_is_as_the_records_have_it():
+    for path in tables.pages():
+        assert tables.stale(path.read_text()) == [], f"{path}: run python tools/tables.py"
+
+
+def test_no_results_are_typed():
+    """Means and deviations are between markers, where they are generated."""
+    for path in tables.pages():
+        outside = re.sub(r"<!-- table: .*?<!-- end -->", "", path.read_text(), flags=re.DOTALL)
+        typed = [line for line in outside.splitlines() if line.startswith("|") and re.search(r"\d ± \d", line)]
+        assert typed == [], path
+
+
+def test_a_changed_number_is_stale(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: imdb -->\n<!-- end -->\nkept\n<!-- table: sparsity -->\n<!-- end -->\n")
+    monkeypatch.setattr(tables, "pages", lambda: [page])
+    assert tables.main(["--check"]) == 1
+    assert tables.main([]) == 0
+    assert tables.main(["--check"]) == 0
+    whole = page.read_text()
+    assert "\nkept\n" in whole
+    page.write_text(whole.replace("| 84.09 ± 2.40 (n = 2) |", "| 84.08 ± 2.40 (n = 2) |"))
+    assert page.read_text() != whole
+    capsys.readouterr()
+    assert tables.main(["--check"]) == 1
+    assert capsys.readouterr().out == f"{page}: table imdb is stale; run python tools/tables.py\n"
+
+
+def test_a_changed_record_is_stale(monkeypatch):
+    page = "<!-- table: scaling-billion -->\n<!-- end -->\n"
+    whole = tables.filled(page)
+    assert tables.stale(whole) == []
+    measured = sys.modules["measured_tables"]
+    read = measured.read_json
+    monkeypatch.setattr(measured, "read_json", lambda name: read(name) | {"drawing_seconds": 5.0})
+    assert tables.stale(whole) == ["scaling-billion"]
+
+
+@pytest.mark.parametrize(
+    ("page", "sentence"),
+    [
+        ("<!-- table: imbd -->\n<!-- end -->\n", "there is no table 'imbd'; there are ablation, "),
+        ("<!-- table: imdb -->\n| 1 |\n", "a table has no end"),
+    ],
+)
+def test_what_is_no_table_is_named(page, sentence):
+    with pytest.raises(SystemExit, match=re.escape(sentence)):
+        tables.filled(page)
+
+
+@pytest.mark.parametrize("name", ["results/README.md", BEYOND])
 def test_a_row_for_every_cell_of_best(name):
     lines = rows(name)
     for cell in cells("best"):
@@ -60,15 +131,15 @@ def test_the_rows_of_figure_2():
     lines = rows("results/README.md")
     for cell in cells("figure2", 1):
         place = dict(cell.cell.axes)
-        label = f"| {place['network']}, ρ = {place['width']:g}, {place['method']} |"
+        label = f"| {place['network']}, {place['method']}, ρ = {place['width']:g} |"
         (own,) = [line for line in lines if line.startswith(label)]
-        assert f"| {said(cell)} | {cell.summary.n} | {of_paper(cell)} | {difference(cell)} |" in own
+        assert f"| {said(cell)} (n = {cell.summary.n}) | {of_paper(cell)} | {difference(cell)} |" in own
 
 
 def test_the_rows_of_film_reviews():
-    lines = rows("results/README.md")
+    lines, notes = rows(REPRODUCE), rows(NOTES)
     (outcome,) = (outcome for outcome in REPORT.outcomes if outcome.experiment.name == "imdb")
-    records = [json.loads(path.read_text()) for path in RESULTS.glob("exploration/*lstm*.json")]
+    records = [json.loads(path.read_text()) for path in RECORDS.glob("exploration/*lstm*.json")]
     closed = [record for record in records if "forget_bias" not in record["recipe"]["network"]]  # made before it was
     for cell in outcome.cells:
         recipe = cell.cell.recipe
@@ -80,16 +151,14 @@ def test_the_rows_of_film_reviews():
         ]
         spread = f" ± {stdev(of_cell):.2f}" if len(of_cell) > 1 else ""
         row = f"| {cell.cell.label} | {mean(of_cell):.2f}{spread} | {len(of_cell)} | {of_paper(cell)} |"
-        assert row in lines
-        assert (
-            f"| {cell.cell.label} | {said(cell)} | {cell.summary.n} | {of_paper(cell)} | {difference(cell)} |" in lines
-        )
+        assert row in notes
+        assert f"| {cell.cell.label} | {counted(cell)} | {of_paper(cell)} | {difference(cell)} |" in lines
 
 
 def test_the_best_epochs_of_film_reviews():
     lines = rows("results/README.md")
     labels = {"iterand": "IteRand (SC)", "edge_popup": "edge-popup (SC)", "sgd": "SGD"}
-    records = [json.loads(path.read_text()) for path in RESULTS.glob("imdb/*.json")]
+    records = [json.loads(path.read_text()) for path in RECORDS.glob("imdb/*.json")]
     assert len(records) == 9
     for record in records:
         recipe, best = record["recipe"], min(record["metrics"], key=lambda metrics: metrics["validation_loss"])
@@ -101,18 +170,19 @@ def test_the_best_epochs_of_film_reviews():
 
 
 def test_the_rows_of_word_vectors():
-    lines = rows("results/README.md")
-    runs = json.loads((ROOT / "docs/records/word-vectors.json").read_text())["runs"]
+    lines = rows(REPRODUCE)
+    runs = json.loads((RECORDS / "benchmarks" / "word-vectors.json").read_text())["runs"]
     assert len(runs) >= 3
     for run in runs:
         best = run["best"]
         (own,) = [line for line in lines if line.endswith(f"| {best['accuracy']:.2f} | {best['test_accuracy']:.2f} |")]
         assert ("pruned" in own) == run["masked"]
         assert ("SGD" in own, "IteRand" in own) == (run["method"] == "sgd", run["method"] == "iterand")
+        assert ("GloVe" in own) == (run["known_words"] > 0)
 
 
 def test_what_a_narrow_conv6_comes_to_with_one_setting_changed():
-    """At ρ = .25, where our runs are above the paper."""
+    """At ρ = 0.25, where our runs are above the paper."""
     settings = {
         "float32": lambda recipe: recipe["training"]["precision"] == "float32",
         "pixels": lambda recipe: recipe["data"]["normalization"] == "cifar10",
@@ -121,9 +191,9 @@ def test_what_a_narrow_conv6_comes_to_with_one_setting_changed():
         "learning rate 0.25": lambda recipe: recipe["learning_rate"]["initial"] == 0.25,
         "learning rate 0.2": lambda recipe: recipe["learning_rate"]["initial"] == 0.2,
     }
-    table = [[entry.strip() for entry in line.split("|")] for line in rows("results/README.md") if line.count("|") == 5]
+    table = [[entry.strip() for entry in line.split("|")] for line in rows(REPRODUCE) if line.count("|") == 5]
     found = {}
-    for path in RESULTS.glob("exploration/conv6-*.json"):
+    for path in RECORDS.glob("exploration/conv6-*.json"):
         record = json.loads(path.read_text())
         recipe, method = record["recipe"], record["recipe"]["method"]
         if recipe["network"]["width_factor"] == 0.25:
@@ -135,67 +205,101 @@ def test_what_a_narrow_conv6_comes_to_with_one_setting_changed():
     for (way, column), values in found.items():
         (row,) = [line for line in table if re.match(rf"{way}(?!\d)", line[1])]
         spread = f" ± {stdev(values):.2f}" if len(values) > 1 else ""
-        assert row[column] == f"{mean(values):.2f}{spread}"
+        assert row[column] == f"{mean(values):.2f}{spread} (n = {len(values)})"
 
 
 def test_what_conv6_comes_to_with_one_setting_changed():
-    """At p = .9, where our runs are below the paper."""
-    lines = rows("results/README.md")
-    records = [json.loads(path.read_text()) for path in RESULTS.glob("exploration/conv6-*.json")]
+    """At p = 0.9, where our runs are below the paper."""
+    lines = rows(REPRODUCE)
+    records = [json.loads(path.read_text()) for path in RECORDS.glob("exploration/conv6-*.json")]
     tried = [record for record in records if record["recipe"]["method"]["sparsity"] == 0.9]
     assert len(tried) == 5
     for record in tried:
-        (own,) = [line for line in lines if line.endswith(f"| {record['result']['test_accuracy']:.2f} |")]
+        (own,) = [line for line in lines if line.endswith(f"| {record['result']['test_accuracy']:.2f} (n = 1) |")]
         rate = record["recipe"]["learning_rate"]["initial"]
         assert ("learning rate" in own) == (rate != 0.3)
         assert rate == 0.3 or f"learning rate {rate}" in own
 
 
 def test_the_sparsity_table():
-    lines = rows("results/README.md")
+    lines = rows(REPRODUCE)
     own = cells("sparsity", 1)
     assert {dict(cell.cell.axes)["network"] for cell in own} == {"Conv6"}
     for method in ("IteRand (SC)", "edge-popup (SC)"):
         row = [cell for cell in own if dict(cell.cell.axes)["method"] == method]
-        place = lines.index(f"| {method} | {' | '.join(map(said, row))} |")
-        assert lines[place + 1] == f"| paper | {' | '.join(map(of_paper, row))} |"
+        place = lines.index(f"| {method} | {' | '.join(counted(cell, 3) for cell in row)} |")
+        assert lines[place + 1] == f"| … paper | {' | '.join(map(of_paper, row))} |"
     header = " | ".join(f"p = {dict(cell.cell.axes)['sparsity']:g}" for cell in row)
-    assert f"| | {header} |" in lines
+    assert f"|  | {header} |" in lines
 
 
-def test_the_columns_of_the_readme():
-    lines = rows("README.md")
+def test_the_columns_of_the_overviews():
+    lines = rows_of(tables.best())
     for network in OPENLTH:
         own = [cell for cell in cells("best") if cell.cell.label.startswith(f"{network}, p")]
         assert f"| {network}, ours | {' | '.join(map(said, own))} |" in lines
+    lines = rows_of(tables.digits())
     for cell in cells("digits"):
         assert any(line.startswith(f"| {cell.cell.label} |") and said(cell) in line for line in lines)
+    lines = rows(REPRODUCE)
     for cell in cells("figure2"):
         place = dict(cell.cell.axes)
         header = next(number for number, line in enumerate(lines) if line.startswith(f"| {place['network']} | ρ"))
         own = next(line for line in lines[header:] if line.startswith(f"| {place['method']} |")).split(" | ")
         column = lines[header].split(" | ").index(f"ρ = {place['width']:g}")
-        count = "" if cell.summary.n == 3 else f" (n = {cell.summary.n})"
         assert [entry.strip(" |") for entry in own[column : column + 3]] == [
-            f"{said(cell)}{count}", of_paper(cell), difference(cell),
+            counted(cell, 3), of_paper(cell), difference(cell),
         ]  # fmt: skip
 
 
 def test_the_ablation():
-    lines = rows("docs/beyond.md")
-    (whole,) = (cell for cell in cells("ablation") if cell.cell.label == "p = 0.9, all of it")
-    for cell in (cell for cell in cells("ablation") if dict(cell.cell.axes)["sparsity"] == 0.9):
+    lines = rows(BEYOND)
+    (whole,) = (cell for cell in cells(tables.ABLATION) if cell.cell.label == "p = 0.9, all of it")
+    for cell in (cell for cell in cells(tables.ABLATION) if dict(cell.cell.axes)["sparsity"] == 0.9):
         (own,) = [line for line in lines if f" {said(cell)} |" in line]
         if cell is not whole:
             assert own.endswith(f"| −{whole.summary.mean - cell.summary.mean:.2f} |")
 
 
+def test_what_the_pages_conclude():
+    """The sentences about these tables."""
+    assert [cell.summary.mean > cell.cell.paper.mean for cell in cells("best") if cell.cell.paper] == [True] * 12
+    apart = [cell for cell in cells("figure2") if abs(cell.comparison.difference) >= 0.5]
+    assert [(dict(cell.cell.axes)["network"], dict(cell.cell.axes)["width"]) for cell in apart] == [("Conv6", 0.25)] * 3
+    assert all(cell.comparison.difference > 0 for cell in apart)
+    assert len(cells("figure2")) == 24
+    found = {tuple(dict(cell.cell.axes).values()): cell for cell in cells("figure2")}
+    for (network, method, width), ours in found.items():
+        if method.startswith("IteRand"):
+            theirs = found[network, method.replace("IteRand", "edge-popup"), width]
+            assert ours.summary.mean - theirs.summary.mean > 0
+
+
+def test_the_names_of_the_method_page_exist():
+    """Each `module.name` in its tables can be imported."""
+    page = (ROOT / "docs" / "explanation" / "method.md").read_text()
+    names = set(re.findall(r"`((?:[a-z_]+\.)+[A-Za-z_.]+)`", page)) - {
+        "philox.py",
+        "distributions.py",
+        "optimizer.step",
+    }
+    names -= {"torch.optim.SGD", "training.select_epoch"}
+    assert len(names) > 15
+    for name in names:
+        module, attributes = importlib.import_module("iterand"), name.split(".")
+        while attributes:
+            if not hasattr(module, attributes[0]):
+                module = importlib.import_module(f"{module.__name__}.{attributes.pop(0)}")
+            else:
+                module = getattr(module, attributes.pop(0))
+
+
 def test_no_record_is_damaged_or_counted_twice():
     assert REPORT.damaged == ()
-    assert REPORT.set_aside == ()
+    assert REPORT.superseded == ()
 
 
-@pytest.mark.parametrize("path", RECORDS, ids=[str(path.relative_to(RESULTS)) for path in RECORDS])
+@pytest.mark.parametrize("path", RUNS, ids=[str(path.relative_to(RECORDS)) for path in RUNS])
 def test_a_record_is_named_by_its_recipe_and_says_where_it_ran(path):
     record = json.loads(path.read_text())
     recipe = recipe_file.from_dict(record["recipe"])
@@ -207,7 +311,7 @@ def test_a_record_is_named_by_its_recipe_and_says_where_it_ran(path):
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("tickets/*.ticket")), ids=lambda path: path.stem)
 def test_a_ticket_is_the_network_of_its_record(path):
-    result = json.loads((RESULTS / "best" / f"{path.stem}.json").read_text())["result"]
+    result = json.loads((RECORDS / "best" / f"{path.stem}.json").read_text())["result"]
     assert path.stat().st_size == result["ticket_bytes"]
     ticket = read_ticket(path)
     assert all(ticket.metrics[name] == pytest.approx(result[name], abs=1e-4) for name in ticket.metrics)

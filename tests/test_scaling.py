@@ -1,4 +1,4 @@
-"""The cost model of docs/scaling.md, against numbers worked out by hand."""
+"""The cost model of docs/explanation/scaling.md, against numbers worked out by hand."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def scaling():
-    specification = importlib.util.spec_from_file_location("scaling", ROOT / "benchmarks" / "scaling.py")
+    specification = importlib.util.spec_from_file_location("scaling", ROOT / "tools" / "scaling.py")
     module = importlib.util.module_from_spec(specification)
     sys.modules["scaling"] = module
     specification.loader.exec_module(module)

@@ -228,7 +228,7 @@ class TestDigits:
         assert [float(weight.norm()) for weight in matrices(target)] == pytest.approx([1, 1])
 
     def test_trials_meet_epsilon_and_keep_the_accuracy(self, data, target):
-        """The full record, 200 trials at ε = .1, is docs/records/theory-construct.json."""
+        """The full record, 200 trials at ε = .1, is results/records/benchmarks/theory-construct.json."""
         experiment = Experiment(target, data[1], epsilon=0.4, delta=0.05)
         trials = [experiment.run(seed)[0] for seed in range(10)]
         summary = experiment.summary(trials)

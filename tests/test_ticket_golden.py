@@ -1,4 +1,4 @@
-"""The golden tickets: the writer still writes them, and a reader made from docs/ticket-format.md alone opens them.
+"""The golden tickets: the writer still writes them, and a reader made from ticket-format.md alone opens them.
 
 The reader below shares no code with the package. Section numbers are those of the page.
 """
@@ -19,7 +19,7 @@ import iterand
 from iterand.ticket import codec, format
 from ticket_models import FOLDER, GOLDEN, METRICS, RECIPE, golden, golden_model
 
-PAGE = (Path(__file__).parents[1] / "docs" / "ticket-format.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "ticket-format.md").read_text(encoding="utf-8")
 DICTIONARY = "".join(PAGE.partition("## 8.")[2].split("```")[1].split("\n")).encode()
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I16": "<i2", "U8": "<u1", "BOOL": "?"}
 DEFAULTS = {"dtype": "F32", "history": []}

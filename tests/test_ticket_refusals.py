@@ -282,7 +282,7 @@ def test_a_refused_ticket_leaves_the_model_as_it_was(whole, tmp_path):
 
 
 def test_mutated_files_are_refused_or_give_the_same_network():
-    path = Path(__file__).parents[1] / "benchmarks" / "fuzz_ticket.py"
+    path = Path(__file__).parents[1] / "tools" / "fuzz_ticket.py"
     spec = importlib.util.spec_from_file_location("fuzz_ticket", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

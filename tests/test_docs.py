@@ -1,0 +1,317 @@
+"""The documentation: links lead somewhere, code runs as printed, and the reference is complete and up to date."""
+
+import ast
+import importlib.util
+import re
+import unicodedata
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import iterand
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "results/README.md")),
+    *sorted(DOCS.rglob("*.md")),
+]
+
+
+def name(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def text(page):
+    return page.read_text(encoding="utf-8")
+
+
+def prose(page):
+    """A page without its blocks and spans of code."""
+    return re.sub(r"`[^`\n]*`", "``", re.sub(r"^ *```.*?^ *```$", "", text(page), flags=re.DOTALL | re.MULTILINE))
+
+
+def blocks(page):
+    """The Python of a page, block by block."""
+    return re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page):
+    """What a link can lead to on a page: its headings, as GitHub and the site name them."""
+    found: dict[str, int] = {}
+    without_code = re.sub(r"^ *```.*?^ *```$", "", text(page), flags=re.DOTALL | re.MULTILINE)
+    for heading in re.findall(r"^#+ +(.+?)\s*$", without_code, flags=re.MULTILINE):
+        plain = re.sub(r"[`*]|\]\([^)]*\)|\[", "", heading)
+        kept = (c for c in plain.lower() if c in " -_" or unicodedata.category(c)[0] in "LN")
+        slug = "".join(kept).strip().replace(" ", "-")
+        found[slug] = found.get(slug, -1) + 1
+    return {slug if number == 0 else f"{slug}-{number}" for slug, most in found.items() for number in range(most + 1)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match("https?:|mailto:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name(page)} links to {link}"
+        assert not anchor or anchor in anchors(target), f"{name(page)} links to {link}"
+
+
+def test_anchors_are_those_of_github():
+    assert {"one-run-on-many-gpus-or-machines", "failures"} <= anchors(DOCS / "guides" / "distributed.md")
+
+
+def test_every_page_is_in_the_navigation():
+    listed = re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("nav:")[2])
+    assert sorted(listed) == sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
+
+
+class MyNetwork(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(8 * 36, 10)
+
+    def forward(self, images):
+        return self.head(self.features(images))
+
+
+def loader():
+    generator = torch.Generator().manual_seed(0)
+    return [
+        (torch.randn(8, 1, 8, 8, generator=generator), torch.randint(10, (8,), generator=generator)) for _ in range(3)
+    ]
+
+
+def run(page, needs=()):
+    """Run all blocks of a page in one namespace; gives it."""
+    for package in needs:
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    names = {"MyNetwork": MyNetwork, "loader": loader()}
+    found = blocks(text(DOCS / page))
+    assert found
+    for block in found:
+        exec(compile(block, page, "exec"), names)
+    return names
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """An empty folder to run pages in, and torch's generator as it was afterwards."""
+    monkeypatch.chdir(tmp_path)
+    state = torch.get_rng_state()
+    yield tmp_path
+    torch.set_rng_state(state)
+
+
+class TestCodeRunsAsPrinted:
+    def test_start_page(self):
+        names = run("index.md")
+        images = names["loader"][0][0]
+        assert torch.equal(names["model"].eval()(images), names["plain"].eval()(images))
+
+    def test_first_ticket(self, folder):
+        names = run("tutorial/first-ticket.md", ["sklearn"])
+        assert names["accuracy"] > 96
+        assert 1500 < (folder / "digits.ticket").stat().st_size < 2500
+        assert not iterand.masked_layers(names["plain"])
+        model = names["model"]
+        assert sum(p.numel() for p in names["build"]().parameters() if p.dim() > 1) == 21_280
+        assert iterand.summary(model).kept == round(0.1 * iterand.summary(model).total)
+
+    def test_your_own_model(self, capsys):
+        names = run("tutorial/your-model.md", ["sklearn"])
+        first, last = (float(found) for found in re.findall(r"after \d+ epochs: (.+) %", capsys.readouterr().out))
+        assert 75 < first < last
+        assert names["randomizer"].iteration == 10 * len(names["loader"])
+        assert torch.equal(
+            iterand.load_ticket("rows.ticket", names["RowReader"]()).head.weight, names["model"].head.weight
+        )
+
+    def test_deploying(self, folder, capsys):
+        names = run("tutorial/deploying.md", ["sklearn", "onnx", "onnxscript", "onnxruntime"])
+        right = float(re.search(r"(.+) % of the test images", capsys.readouterr().out)[1])
+        assert right > 75
+        assert names["export"].bytes == (folder / "digits.onnx").stat().st_size
+        dense, small = (folder / "digits.safetensors").stat().st_size, (folder / "digits.onnx").stat().st_size
+        assert small < dense / 6
+
+    def test_recommended_settings(self):
+        """The two lines, and all settings written out."""
+        first, explicit, *rest = blocks(text(DOCS / "guides" / "recommended.md"))
+        names = {"MyNetwork": MyNetwork, "loader": loader()}
+        exec(first, names)
+        model, images = names["model"], names["loader"][0][0]
+        layers = iterand.masked_layers(model).values()
+        assert sum(int(layer.mask.sum()) for layer in layers) == round(0.1 * sum(e.weight.numel() for e in layers))
+        assert any(bool((layer.draw > 0).any()) for layer in layers)
+        plain = iterand.load_ticket("mine.ticket", MyNetwork()).eval()
+        assert torch.equal(plain(images), model.eval()(images))
+        with torch.no_grad():
+            inputs = plain.features[0](torch.cat([images for images, _ in names["loader"]]))
+        torch.testing.assert_close(plain.features[1].running_mean, inputs.mean((0, 2, 3)))
+
+        two_lines = iterand.prune_(MyNetwork(), sparsity=0.9, preset="recommended", seed=0)
+        steppers = iterand.recommended_steppers(two_lines, steps=names["epochs"] * len(names["loader"]))
+        exec(explicit, names)
+        written_out = iterand.masked_layers(names["model"])
+        for key, layer in iterand.masked_layers(two_lines).items():
+            assert layer.parametrization.settings == written_out[key].parametrization.settings
+            assert torch.equal(layer.weight, written_out[key].weight)
+        assert [type(stepper) for stepper in steppers] == [type(stepper) for stepper in names["steppers"]]
+        for ours, theirs in zip(steppers, names["steppers"]):
+            public = {key: value for key, value in vars(ours).items() if isinstance(value, (int, float, str))}
+            assert public == {key: getattr(theirs, key) for key in public}
+
+        for block in rest:
+            exec(block, names)
+        assert iterand.summary(names["model"]).kept == pytest.approx(0.2 * iterand.summary(names["model"]).total, abs=2)
+        reader = names["reader"]
+        assert set(iterand.masked_layers(reader)) == {"lstm.weight_ih_l0", "lstm.weight_hh_l0", "classifier.weight"}
+        open_gates = torch.tensor([0.0, 1.0, 0.0, 0.0])[:, None].expand(4, 8)
+        assert torch.equal(reader.lstm.bias_ih_l0.view(4, 8), open_gates)
+        assert not reader.lstm.bias_hh_l0.any()
+
+    def test_tickets_and_export(self, folder):
+        names = run("guides/export.md")
+        assert names["layer"].header.kept == 6554
+        assert (folder / "mine.ticket").stat().st_size < 64 * 256 * 4 / 8
+
+    def test_data_sets(self):
+        names = run("guides/data.md", ["sklearn"])
+        assert len(names["data"].test) == 400
+        assert names["batch"].inputs[0].shape[0] == 100
+
+    def test_no_page_with_code_is_left_out(self):
+        run_here = {
+            "index.md", "tutorial/first-ticket.md", "tutorial/your-model.md", "tutorial/deploying.md",
+            "guides/recommended.md", "guides/export.md", "guides/data.md",
+        }  # fmt: skip
+        ours = [page for page in DOCS.rglob("*.md") if page.parent.name != "explanation"]
+        found = {page.relative_to(DOCS).as_posix() for page in ours if blocks(text(page))}
+        assert found - {"guides/reproduce.md", "architecture.md"} == run_here
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_python_blocks_can_be_parsed(page):
+    for block in blocks(text(page)):
+        ast.parse(block)
+
+
+def test_every_public_name_is_in_the_api_reference():
+    listed = re.findall(r"^::: iterand\.(\w+)$", text(DOCS / "reference" / "api.md"), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(iterand.__all__)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """tools/reference.py, which writes two pages."""
+    pytest.importorskip("sklearn", reason="the lab is not installed")
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "tools" / "reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_generated_pages_are_up_to_date(reference):
+    assert reference.stale() == [], "run python tools/reference.py"
+
+
+def test_every_command_is_in_the_reference(cli):
+    page = text(DOCS / "reference" / "cli.md")
+
+    def commands(*path):
+        code, out, _ = cli(*path, "--help")
+        assert code == 0
+        listed = out.partition("Commands:")[2]
+        names = re.findall(r"^  ([\w-]+)(?:  |$)", listed, flags=re.MULTILINE)  # continued lines are indented more
+        if not names:
+            yield path, set(re.findall(r"(?<![\w-])--[\w-]+", out.partition("Options:")[2])) - {"--help"}
+        for each in names:
+            yield from commands(*path, each)
+
+    found = dict(commands())
+    assert len(found) > 12
+    for path, options in found.items():
+        _, heading, section = page.partition(f"# iterand {' '.join(path)}\n")
+        assert heading, path
+        assert set(re.findall(r"`(--[\w-]+)`", section.partition("\n#")[0])) == options, path
+
+
+def test_every_recipe_key_is_in_the_reference():
+    pytest.importorskip("sklearn", reason="the lab is not installed")
+    from iterand.lab.training.recipe import recipe_keys
+
+    rows = re.findall(r"^\| `([\w.]+)` \|", text(DOCS / "reference" / "recipe.md"), flags=re.MULTILINE)
+    assert sorted(rows) == sorted(recipe_keys())
+
+
+def test_a_stale_page_is_noticed(reference, monkeypatch, tmp_path):
+    monkeypatch.setattr(reference, "REFERENCE", tmp_path)
+    assert reference.stale() == ["cli.md", "recipe.md"]
+    for page, write in reference.PAGES.items():
+        (tmp_path / page).write_text(write(), encoding="utf-8")
+    assert reference.stale() == []
+    reference.main(["--check"])
+    (tmp_path / "cli.md").write_text("old", encoding="utf-8")
+    assert reference.stale() == ["cli.md"]
+    with pytest.raises(SystemExit, match=r"run python tools/reference.py, which changes cli.md"):
+        reference.main(["--check"])
+    reference.main([])
+    assert reference.stale() == []
+
+
+class TestLinksIntoTheRepository:
+    """tools/repository_links.py, by which the site links to files outside docs/."""
+
+    @pytest.fixture
+    def rewritten(self):
+        spec = importlib.util.spec_from_file_location("repository_links", ROOT / "tools" / "repository_links.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+
+        class Page:
+            class file:
+                abs_src_path = str(DOCS / "guides" / "export.md")
+
+        def rewrite(markdown, address):
+            config = {"docs_dir": str(DOCS), "repo_url": address}
+            return module.on_page_markdown(markdown, page=Page, config=config)
+
+        return rewrite
+
+    def test_they_lead_to_the_repository_where_its_address_is_known(self, rewritten):
+        address = "https://example.org/iterand"
+        assert rewritten("[a](../../README.md#b)", address) == f"[a]({address}/blob/main/README.md#b)"
+        assert rewritten("[a](../../results)", address) == f"[a]({address}/tree/main/results)"
+
+    def test_elsewhere_they_name_the_file(self, rewritten):
+        assert rewritten("[records](../../results)", "") == "records (`results`)"
+        assert rewritten("[README.md](../../README.md)", "") == "README.md"
+
+    @pytest.mark.parametrize("link", ["[a](data.md)", "[a](#b)", "[a](https://example.org)", "[a](../../nowhere.md)"])
+    def test_other_links_stay(self, rewritten, link):
+        assert rewritten(link, "https://example.org/iterand") == link
+
+
+def test_nothing_is_loaded_from_other_servers():
+    settings = (ROOT / "mkdocs.yml").read_text()
+    assert "\n  font: false\n" in settings
+    assert not re.search(r"extra_(css|javascript):\n(  - .*\n)*  - .*//", settings)
+
+
+def test_the_citation_names_the_authors_of_the_paper():
+    page = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    names = re.findall(r"family-names: (\w+)", page)
+    assert names == ["Chijiwa", "Yamaguchi", "Ida", "Umakoshi", "Inoue"]
+    assert "\nversion: " in page
+
+
+def test_make_docs_is_strict_and_part_of_the_gate():
+    makefile = (ROOT / "Makefile").read_text()
+    assert "mkdocs build --strict" in makefile
+    assert "make docs" in (ROOT / ".ci" / "run").read_text()

@@ -1,0 +1,520 @@
+"""Write the tables of numbers in README.md, docs/ and results/README.md from records.
+
+    python tools/tables.py             write them in place
+    python tools/tables.py --check     name the stale ones, exit with 1
+    python tools/tables.py --list      the names of all tables
+
+A table is what is between ``<!-- table: NAME -->`` and ``<!-- end -->``: a caption with its conditions, and rows.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+
+import measured_tables
+from measured_tables import ROOT, Lines, markdown, read_json
+
+from iterand.lab.experiments.experiment import PaperNumber, find_number
+from iterand.lab.experiments.paper import CIFAR10, OPENLTH, SPARSITIES
+from iterand.lab.report.assembly import CellOutcome, Outcome, Record, Report, read_records, read_report
+from iterand.lab.report.formatting import compare, difference, machine, plus_minus, size, summarize
+
+RESULTS = ROOT / "results"
+ABLATION = "ablation"
+_MARKED = re.compile(r"(<!-- table: ([^ ]*) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """The pages that may hold tables."""
+    return [ROOT / "README.md", RESULTS / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def filled(page: str) -> str:
+    """A page with its tables as the records have them."""
+
+    def one(found: re.Match[str]) -> str:
+        begin, name, end = found.groups()
+        if name not in TABLES:
+            raise SystemExit(f"there is no table {name!r}; there are {', '.join(sorted(TABLES))}")
+        return "\n".join([begin, *TABLES[name](), "", end])
+
+    if page.count("<!-- table: ") != len(_MARKED.findall(page)):
+        raise SystemExit("a table has no end: each needs <!-- table: NAME --> and <!-- end --> on lines of their own")
+    return _MARKED.sub(one, page)
+
+
+def stale(page: str) -> list[str]:
+    """The names of the tables of a page that are not as the records have them."""
+    both = zip(_MARKED.finditer(page), _MARKED.finditer(filled(page)))
+    return [before[2] for before, after in both if before[0] != after[0]]
+
+
+@cache
+def report() -> Report:
+    """All records beside the experiments, in profile ``paper``."""
+    return read_report(RESULTS)
+
+
+def outcome(name: str) -> Outcome:
+    """An experiment and its results."""
+    return next(outcome for outcome in report().outcomes if outcome.experiment.name == name)
+
+
+def cells(experiment: str, **axes: str | float) -> dict[tuple[str | float, ...], CellOutcome]:
+    """The cells with results at these places, by the values of their other axes."""
+    found = {}
+    for cell in outcome(experiment).cells:
+        place = dict(cell.cell.axes)
+        if cell.summary and all(place.get(name) == value for name, value in axes.items()):
+            found[tuple(value for name, value in place.items() if name not in axes)] = cell
+    return found
+
+
+@cache
+def records() -> tuple[Record, ...]:
+    """The records of all runs."""
+    return read_records(RESULTS).found
+
+
+def explored(network: str) -> list[Record]:
+    """The records in ``exploration`` whose network is this one."""
+    return [run for run in records() if run.path.parent.name == "exploration" and run.recipe.network.name == network]
+
+
+def accuracy(cell: CellOutcome, usual: int | None = None) -> str:
+    """Our mean and deviation, and the number of runs where it is not the usual one."""
+    summary = cell.summary
+    if summary is None:
+        return ""
+    return plus_minus(summary.mean, summary.std) + (f" (n = {summary.n})" if summary.n != usual else "")
+
+
+def mean_of(records: Sequence[Record]) -> str:
+    """The same of records that are no cell's."""
+    summary = summarize([float(record.result["test_accuracy"]) for record in records])
+    return "" if summary is None else f"{plus_minus(summary.mean, summary.std)} (n = {summary.n})"
+
+
+def of_paper(number: PaperNumber | None) -> str:
+    """The paper's mean and deviation."""
+    return plus_minus(number.mean, number.std) if number else ""
+
+
+def delta(cell: CellOutcome) -> str:
+    """Ours minus the paper's."""
+    return difference(cell.comparison) if cell.comparison else ""
+
+
+def ticket_bytes(cell: CellOutcome) -> str:
+    """The size of the ticket of the last seed."""
+    return size(float(cell.runs[-1].result["ticket_bytes"]))
+
+
+def caption(what: str, found: Iterable[CellOutcome], usual: int, command: str) -> Lines:
+    """What the numbers are, of how many runs, on which hardware, and how to get them."""
+    runs = [run for cell in found for run in cell.runs]
+    hardware = ", ".join(sorted({machine(run.environment) for run in runs}))
+    precision = ", ".join(sorted({run.recipe.training.precision for run in runs}))
+    n = f"n = {usual} (seeds 0-{usual - 1})" if usual > 1 else "n = 1 (seed 0)"
+    text = f"{what}; mean ± standard deviation, {n} unless a cell says otherwise; {hardware}, {precision}; `{command}`."
+    return [f"*{text}*", ""]
+
+
+def digits() -> Lines:
+    """The quickstart's three methods."""
+    rows = []
+    found = [cell for cell in outcome("digits").cells if cell.summary]
+    for cell in found:
+        result = cell.runs[0].result
+        trained = cell.cell.recipe.method.trains_weights
+        tickets = cell.mean("ticket_bytes")
+        ours = "**" if cell.cell.label == "IteRand" else ""
+        rows.append([
+            f"{ours}{cell.cell.label}{ours}", "yes" if trained else "never", f"{ours}{accuracy(cell, 5)}{ours}",
+            f"{result['kept']:,} / {result['weights']:,}", size(4 * result["weights"]),
+            size(tickets) if tickets else "—",
+        ])  # fmt: skip
+    what = "Test accuracy in % on scikit-learn's digits, Kaiming uniform weights, width ρ = 0.25"
+    head = ["method", "weights trained", "test accuracy", "weights kept", "float32", "ticket (mean)"]
+    return [*caption(what, found, 5, "iterand reproduce digits --seeds 5"), *markdown(head, rows, left=2)]
+
+
+def figure2_wide(network: str) -> Lines:
+    """Figure 2 for one network: methods by widths, beside the paper."""
+    found = cells("figure2", network=network)
+    widths = sorted({width for _, width in found})
+    rows = []
+    for method in dict.fromkeys(method for method, _ in found):
+        row = [str(method)]
+        for width in widths:
+            cell = found[method, width]
+            row += [accuracy(cell, 3), of_paper(cell.cell.paper), delta(cell)]
+        rows.append(row)
+    sizes = {(entry["network"], entry["width_factor"]): entry for entry in read_json("ticket.json")["sizes"]}
+    name = {"Conv6": "conv6", "ResNet18": "resnet18_cifar"}[network]
+    for label, key in (("ticket of IteRand (SC)", "ticket_bytes"), ("float32", "float32_bytes")):
+        rows.append([label, *(entry for width in widths for entry in (size(sizes[name, width][key]), "", ""))])
+    head = [network, *(entry for width in widths for entry in (f"ρ = {width:g}", "paper", "Δ"))]
+    epochs = next(iter(found.values())).cell.recipe.training.epochs
+    what = f"{network} on CIFAR-10, test accuracy in %, {epochs} epochs; Δ is ours minus the paper's"
+    return [*caption(what, found.values(), 3, f"iterand reproduce --only 'figure2/{network}*'"), *markdown(head, rows)]
+
+
+def figure2() -> Lines:
+    """Every cell of Figure 2 that has runs."""
+    found = [cell for cell in outcome("figure2").cells if cell.summary]
+    rows = [[cell.cell.label, accuracy(cell), of_paper(cell.cell.paper), delta(cell)] for cell in found]
+    what = "Figure 2 (Table 3), CIFAR-10, test accuracy in %"
+    return [*caption(what, found, 3, "iterand reproduce figure2"), *markdown(["", "ours", "paper", "Δ"], rows)]
+
+
+def narrow_conv6() -> Lines:
+    """Conv6 at ρ = 0.25 with one setting changed."""
+    changes: dict[str, Callable[[Record], bool]] = {
+        "float32 and plain torch on one CPU core": lambda run: run.recipe.training.precision == "float32",
+        "learning rate 0.2 (the paper's text)": lambda run: run.recipe.learning_rate.initial == 0.2,
+        "learning rate 0.25": lambda run: run.recipe.learning_rate.initial == 0.25,
+        "the last, smaller batch of an epoch is used": lambda run: not run.recipe.data.drop_last,
+        "pixels normalised by the statistics of CIFAR-10": lambda run: run.recipe.data.normalization == "cifar10",
+        "scores from Kaiming normal": lambda run: run.recipe.method.score_distribution == "kaiming_normal",
+    }
+    methods = {
+        "edge-popup (SC)": ("edge_popup", "signed_constant"),
+        "edge-popup (KU)": ("edge_popup", "kaiming_uniform"),
+        "IteRand (SC)": ("iterand", "signed_constant"),
+    }
+    narrow = [run for run in explored("conv6") if run.recipe.network.width_factor == 0.25]
+    base = cells("figure2", network="Conv6", width=0.25)
+
+    def column(runs: Iterable[Record], method: str) -> list[Record]:
+        kind = methods[method]
+        return [run for run in runs if (run.recipe.method.name, run.recipe.method.weight_distribution) == kind]
+
+    rows = [["profile `paper` (learning rate 0.3)", *(accuracy(base[method,]) for method in methods)]]
+    for label, holds in changes.items():
+        fitting = [run for run in narrow if holds(run)]
+        rows.append([label, *(mean_of(column(fitting, method)) for method in methods)])
+    rows.append(["paper", *(of_paper(base[method,].cell.paper) for method in methods)])
+    what = "Conv6 at ρ = 0.25, test accuracy in %, one setting changed; number of seeds in brackets"
+    text = f"*{what}; NVIDIA H200, bfloat16 unless the row says otherwise; the command is in each record.*"
+    return [text, "", *markdown(["", *methods], rows)]
+
+
+def sparsity() -> Lines:
+    """Table 6 for Conv6."""
+    found = cells("sparsity", network="Conv6")
+    shares = sorted({share for _, share in found})
+    rows = []
+    for method in dict.fromkeys(method for method, _ in found):
+        row = [found[method, share] for share in shares]
+        rows += [[str(method), *(accuracy(cell, 3) for cell in row)]]
+        rows += [["… paper", *(of_paper(cell.cell.paper) for cell in row)]]
+    what = "Table 6 for Conv6, test accuracy in %"
+    head = ["", *(f"p = {share:g}" for share in shares)]
+    return [*caption(what, found.values(), 3, "iterand reproduce --only 'sparsity/Conv6*'"), *markdown(head, rows)]
+
+
+def sparse_conv6() -> Lines:
+    """Conv6 at p = 0.9 with one setting changed."""
+    base = cells("sparsity", network="Conv6", method="IteRand (SC)")[0.9,]
+    usual = base.cell.recipe
+    rows = []
+    for run in explored("conv6"):
+        recipe = run.recipe
+        if recipe.method.sparsity != 0.9:
+            continue
+        changes = {
+            f"learning rate {recipe.learning_rate.initial:g}": recipe.learning_rate != usual.learning_rate,
+            recipe.training.precision: recipe.training.precision != usual.training.precision,
+            f"r = {recipe.method.rate:g}": recipe.method.rate != usual.method.rate,
+            f"K_per = {recipe.method.period}": recipe.method.period != usual.method.period,
+        }
+        (label,) = (label for label, changed in changes.items() if changed)
+        rows.append([label, mean_of([run])])
+    rows.append([f"profile `paper` (learning rate {usual.learning_rate.initial:g})", accuracy(base)])
+    rows.append(["paper", of_paper(base.cell.paper)])
+    text = "*Conv6, IteRand (SC), p = 0.9, test accuracy in %, one setting changed; NVIDIA H200.*"
+    return [text, "", *markdown(["", "test"], sorted(rows[:-2]) + rows[-2:])]
+
+
+def imdb() -> Lines:
+    """Table 10."""
+    found = [cell for cell in outcome("imdb").cells if cell.summary]
+    rows = [[cell.cell.label, accuracy(cell), of_paper(cell.cell.paper), delta(cell)] for cell in found]
+    text = "*Table 10, IMDB film reviews, test accuracy in %; NVIDIA H200, float32; `iterand reproduce imdb`.*"
+    return [text, "", *markdown(["", "ours", "paper", "Δ"], rows)]
+
+
+def imdb_runs() -> Lines:
+    """The epoch that is tested, run by run."""
+    rows = []
+    for cell in outcome("imdb").cells:
+        for run in cell.runs:
+            epochs = json.loads((RESULTS / run.path).read_text(encoding="utf-8"))["metrics"]
+            tested = min(epochs, key=lambda metrics: metrics["validation_loss"])
+            rows.append([
+                cell.cell.label, str(run.recipe.seed), str(tested["epoch"]), f"{tested['validation_loss']:.3f}",
+                f"{tested['validation_accuracy']:.2f}", f"{run.result['test_accuracy']:.2f}",
+            ])  # fmt: skip
+    text = "*Film reviews, run by run: the epoch of the lowest validation loss is tested; NVIDIA H200, float32.*"
+    return [text, "", *markdown(["", "seed", "epoch", "validation loss", "validation %", "test %"], rows)]
+
+
+def word_vectors() -> Lines:
+    """Film reviews with pretrained word vectors."""
+    labels = {"sgd": "SGD", "edge_popup": "edge-popup (SC)", "iterand": "IteRand (SC)"}
+    rows = []
+    for run in read_json("word-vectors.json")["runs"]:
+        trained, best = run["method"] == "sgd", run["best"]
+        words = "GloVe" if run["known_words"] else "N(0, 1)"
+        then = "trained" if trained else "half of the numbers pruned" if run["masked"] else "fixed"
+        hardware = "NVIDIA H200" if run["hardware"] == "NVIDIA H200" else "one CPU core"
+        rows.append([
+            f"LSTM, {labels[run['method']]}", f"{words}, {then}", hardware,
+            f"{best['accuracy']:.2f}", f"{best['test_accuracy']:.2f}",
+        ])  # fmt: skip
+    text = "*The LSTM with pretrained word vectors, accuracy in %, seed 0 (n = 1); `tools/probe_word_vectors.py`.*"
+    return [text, "", *markdown(["", "words", "hardware", "validation", "test"], rows, left=3)]
+
+
+def best_networks() -> Lines:
+    """Our recipes for networks of Figure 2."""
+    rows, found = [], []
+    for network in CIFAR10:
+        for (share,), cell in cells("best", network=network, method="IteRand").items():
+            if cell.cell.paper is None:
+                continue
+            sgd = find_number("figure2", {"network": network, "method": "SGD", "width": 1.0})
+            found.append(cell)
+            rows.append([
+                f"{network}, p = {share:g}", f"**{accuracy(cell, 3)}**", of_paper(cell.cell.paper), of_paper(sgd),
+                ticket_bytes(cell),
+            ])  # fmt: skip
+    what = "Recipes `best-*` on CIFAR-10, test accuracy in %, 100 epochs; ticket of the last seed"
+    head = ["", "ours", "paper's IteRand", "paper's SGD", "ticket"]
+    return [*caption(what, found, 3, "iterand reproduce best"), *markdown(head, rows)]
+
+
+def best_imp() -> Lines:
+    """Our recipes beside the paper's magnitude pruning."""
+    rows, found = [], []
+    for network in sorted(OPENLTH):
+        for (share,), cell in cells("best", network=network, method="IteRand").items():
+            theirs = find_number("imp", {"network": network, "method": "IteRand (SC)", "sparsity": share})
+            found.append(cell)
+            rows.append([
+                f"{network}, p = {share:g}", str(cell.cell.recipe.training.epochs), f"**{accuracy(cell, 4)}**",
+                of_paper(cell.cell.paper), of_paper(theirs), delta(cell), f"{standard_errors(cell):.1f}",
+                ticket_bytes(cell),
+            ])  # fmt: skip
+    what = "Recipes `best-*` on CIFAR-10, test accuracy in %; Δ is ours minus IMP, s.e. the same in standard errors of "
+    what += "the difference (the paper's n = 3); ticket of the last seed"
+    head = ["", "epochs", "ours", "IMP, paper", "IteRand, paper", "Δ", "s.e.", "ticket"]
+    return [*caption(what, found, 4, "iterand reproduce best"), *markdown(head, rows)]
+
+
+def standard_errors(cell: CellOutcome) -> float:
+    """The difference to the paper in standard errors of the difference; the paper's means are of three runs."""
+    ours, paper = cell.summary, cell.cell.paper
+    if ours is None or paper is None or ours.std is None or paper.std is None:
+        raise ValueError(f"{cell.cell.label} has no deviations to compare")
+    return compare(ours, paper).difference / (ours.std**2 / ours.n + paper.std**2 / 3) ** 0.5
+
+
+def best() -> Lines:
+    """Our recipes beside the paper's magnitude pruning, a column for each sparsity."""
+    rows, found = [], []
+    for network in sorted(OPENLTH):
+        own = [cells("best", network=network, method="IteRand")[share,] for share in SPARSITIES]
+        theirs = [
+            find_number("imp", {"network": network, "method": "IteRand (SC)", "sparsity": share})
+            for share in SPARSITIES
+        ]
+        found += own
+        rows += [
+            [f"**{network}**, ours", *(f"**{accuracy(cell, 4)}**" for cell in own)],
+            ["IMP, paper", *(of_paper(cell.cell.paper) for cell in own)],
+            ["IteRand, paper", *map(of_paper, theirs)],
+            [f"our ticket (float32: {size(4 * own[0].runs[0].result['weights'])})", *map(ticket_bytes, own)],
+        ]
+    what = "CIFAR-10, test accuracy in %; iterative magnitude pruning (IMP) trains weights four times; "
+    what += "tickets of the last seed"
+    head = ["pruned", *(f"{100 * share:g} %" for share in SPARSITIES)]
+    return [*caption(what, found, 4, "iterand reproduce best"), *markdown(head, rows)]
+
+
+def best_cells() -> Lines:
+    """Every cell of our recipes that has runs."""
+    found = [cell for cell in outcome("best").cells if cell.summary]
+    rows = [[cell.cell.label, accuracy(cell), of_paper(cell.cell.paper), delta(cell)] for cell in found]
+    what = "Recipes `best-*` on CIFAR-10, test accuracy in %; paper: IMP for ResNet20 and VGG11, IteRand for the others"
+    return [*caption(what, found, 4, "iterand reproduce best"), *markdown(["", "ours", "paper", "Δ"], rows)]
+
+
+def best_dense() -> Lines:
+    """The same networks with trained weights."""
+    rows, found = [], []
+    for (network, _), dense in cells("best", method="dense SGD").items():
+        ours = cells("best", network=network, method="IteRand")[0.5,]
+        recipe = dense.cell.recipe
+        found += [dense, ours]
+        rows.append([
+            dense.cell.label, accuracy(dense, 3), str(recipe.training.epochs),
+            f"{recipe.learning_rate.initial:g}, {recipe.optimizer.weight_decay:g}",
+            accuracy(ours, 3), str(ours.cell.recipe.training.epochs),
+        ])  # fmt: skip
+    what = "Trained weights beside our tickets at p = 0.5 on CIFAR-10, test accuracy in %"
+    head = ["", "test", "epochs", "learning rate, weight decay", "ticket, p = 0.5", "epochs"]
+    return [*caption(what, found, 3, "iterand reproduce best"), *markdown(head, rows)]
+
+
+def ablation() -> Lines:
+    """One part of the recipe left out at a time."""
+    found = cells(ABLATION, sparsity=0.9)
+    (whole,) = (cell for (label,), cell in found.items() if label == "all of it")
+    parts = [(label, cell) for (label,), cell in found.items() if cell is not whole]
+    parts.sort(key=lambda part: part[1].summary.mean if part[1].summary else 0.0)
+    rows = [["all of it", f"**{accuracy(whole, 3)}**", ""]]
+    for label, cell in parts:
+        if cell.summary and whole.summary:
+            lost = f"{cell.summary.mean - whole.summary.mean:+.2f}".replace("-", "−")
+            rows.append([str(label), accuracy(cell, 3), lost])
+    what = "ResNet20 at p = 0.9 on CIFAR-10, 40 epochs, test accuracy in %, one part left out at a time"
+    command = "iterand reproduce --only 'ablation/p = 0.9*'"
+    return [*caption(what, found.values(), 3, command), *markdown(["", "test", "difference"], rows)]
+
+
+def norm_statistics() -> Lines:
+    """Running averages beside recomputed statistics."""
+    found: dict[tuple[str, float], Record] = {}
+    for run in records():
+        recipe = run.recipe
+        settings = (
+            recipe.network.name,
+            recipe.method.name,
+            recipe.training.epochs,
+            recipe.data.augmentation,
+            recipe.seed,
+        )
+        if settings == ("resnet20", "iterand", 160, "crop", 0) and recipe.method.norms == "shifted":
+            place = recipe.training.norm_statistics, recipe.method.sparsity
+            if place in found:
+                raise ValueError(f"two runs have {place}")
+            found[place] = run
+    rows = [
+        [label, *(f"{found[kind, share].result['test_accuracy']:.2f}" for share in SPARSITIES)]
+        for kind, label in (("running", "running averages"), ("recomputed", "recomputed"))
+    ]
+    text = "*ResNet20 on CIFAR-10 with augmentation, 160 epochs, test accuracy in %, seed 0 (n = 1); "
+    text += "NVIDIA H200, bfloat16; "
+    text += "`iterand train best-resnet20 --set epochs=160 --set augmentation=crop --set norm_statistics=running`.*"
+    return [text, "", *markdown(["", *(f"p = {share:g}" for share in SPARSITIES)], rows)]
+
+
+def own_model() -> Lines:
+    """The example with a small network on digits."""
+    shares = ("0.5", "0.9")
+    records = {share: read_json(f"own-model-{share}.json") for share in shares}
+    rows = []
+    for name in records["0.5"]["ways"]:
+        row = [name]
+        for share in shares:
+            way = records[share]["ways"][name]
+            summary = summarize(way["test_accuracies"])
+            if summary is None:
+                raise ValueError(f"{name} has no runs")
+            row += [plus_minus(summary.mean, summary.std), size(sum(way["bytes"]) / len(way["bytes"]))]
+        rows.append(row)
+    text = "*Test accuracy in % and size of the file on scikit-learn's digits, 60 epochs; mean ± standard "
+    text += "deviation, n = 3 "
+    text += (
+        "(seeds 0-2); one core of a Xeon, float32; `OMP_NUM_THREADS=1 python examples/own_model.py --sparsity 0.5`.*"
+    )
+    head = ["", *(entry for share in shares for entry in (f"p = {share}", "size"))]
+    return [text, "", *markdown(head, rows)]
+
+
+def experiments() -> Lines:
+    """All experiments, and how much of each has been run."""
+    rows = []
+    for entry in report().outcomes:
+        experiment = entry.experiment
+        seeds = sorted({len(cell.runs) for cell in entry.cells if cell.runs})
+        span = "-".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))) if seeds else "0"
+        runs = f"{entry.done} of {len(entry.cells)}" + (f", n = {span}" if seeds else "")
+        where = "" if experiment.where in ("", "ours") else experiment.where
+        rows.append([f"`{experiment.name}`", where, experiment.title, f"{len(entry.cells)} × {experiment.seeds}", runs])
+    text = "*Experiments and their cells with recorded runs; `iterand reproduce EXPERIMENT` runs what is missing.*"
+    return [
+        text,
+        "",
+        *markdown(["experiment", "in the paper", "what", "cells × seeds", "cells with runs"], rows, left=3),
+    ]
+
+
+def folders() -> Lines:
+    """The folders of records."""
+    about = {
+        "ablation": "one part of `best-resnet20` left out at a time, 40 epochs",
+        "benchmarks": "speed, memory, ticket sizes, the theory, probes: whatever is no run",
+        "best": "the recipes `best-*`",
+        "digits": "the quickstart",
+        "exploration": "runs with other settings, which no table of an experiment counts",
+        "figure2": "Figure 2 (Table 3) of the paper",
+        "imagenet-tree": "ResNet50 by its ImageNet recipe on a made-up tree of 10 classes",
+        "imdb": "Table 10, film reviews",
+        "sparsity": "Table 6",
+    }
+    there = sorted(path for path in (RESULTS / "records").iterdir() if path.is_dir())
+    rows = [[f"`records/{path.name}`", about[path.name], str(len(list(path.iterdir())))] for path in there]
+    return markdown(["folder", "what", "files"], rows, left=2)
+
+
+TABLES: dict[str, Callable[[], Lines]] = {
+    "digits": digits,
+    "figure2": figure2,
+    "figure2-conv6": lambda: figure2_wide("Conv6"),
+    "figure2-resnet18": lambda: figure2_wide("ResNet18"),
+    "narrow-conv6": narrow_conv6,
+    "sparsity": sparsity,
+    "sparse-conv6": sparse_conv6,
+    "imdb": imdb,
+    "imdb-runs": imdb_runs,
+    "word-vectors": word_vectors,
+    "best": best,
+    "best-cells": best_cells,
+    "best-networks": best_networks,
+    "best-imp": best_imp,
+    "best-dense": best_dense,
+    "ablation": ablation,
+    "norm-statistics": norm_statistics,
+    "own-model": own_model,
+    "experiments": experiments,
+    "folders": folders,
+} | measured_tables.TABLES
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write, check or list."""
+    if arguments == ["--list"]:
+        print("\n".join(TABLES))
+    elif arguments == ["--check"]:
+        found = [(path, name) for path in pages() for name in stale(path.read_text(encoding="utf-8"))]
+        for path, name in found:
+            print(f"{path}: table {name} is stale; run python tools/tables.py")
+        return 1 if found else 0
+    elif arguments:
+        print(__doc__)
+        return 2
+    else:
+        for path in pages():
+            page = path.read_text(encoding="utf-8")
+            path.write_text(filled(page), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
