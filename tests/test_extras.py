@@ -33,7 +33,7 @@ import contextlib, io, json, sys
 sys.modules.update(dict.fromkeys(sys.argv[1].split()))  # as if they were not installed
 import iterand
 from iterand.cli.main import main
-from iterand.networks import build_network
+from iterand.lab.networks import build_network
 
 model = iterand.prune_(build_network("digits_conv", classes=10), 0.5)
 options = {"name": "digits_conv", "classes": 10}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from iterand.version import VERSION
+from iterand import __version__
 
 
 class Interrupted(Exception):
@@ -97,7 +97,7 @@ def describe(device: torch.device, world_size: int = 1) -> dict[str, Any]:
     if device.type == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name(device)
     return {
-        "iterand": VERSION,
+        "iterand": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from iterand import IterativeRandomization, SparsitySchedule, prune_, scores, surgery
+from iterand.backend.reference import cut_together, keeps
 from iterand.lab.networks.lstm import LSTMClassifier
 from iterand.lab.training.recipe import Recipe
-from iterand.selection import cut_together, keeps, kept_count
+from iterand.selection import kept_count
 
 _SUFFIX = "_pruned"  # of the buffer beside a weight that says what of it is pruned
 
@@ -113,7 +114,7 @@ class Prepared:
 
 def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
     """Make a freshly built network ready for the method of a recipe."""
-    method = recipe.method
+    method: Any = recipe.method  # choices are checked when a recipe is read, so they need no types here
     if method.trains_weights:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if method.name == "sgd":

@@ -13,7 +13,7 @@ from iterand.lab.training.distributed import ALONE, Ranks
 from iterand.lab.training.folder import Checkpoint
 from iterand.lab.training.methods import Stepper, prepare
 from iterand.lab.training.recipe import Recipe
-from iterand.masking import masked_layers
+from iterand.parametrization import masked_layers
 
 
 class Session:

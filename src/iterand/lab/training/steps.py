@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from iterand import backend
 from iterand.lab.data import Batch, Dataset, Split
 from iterand.lab.data.text import TextSplit, arranged
 from iterand.lab.training.distributed import ALONE, Ranks
 from iterand.lab.training.recipe import Recipe, TrainingRecipe
 from iterand.lab.training.session import Session
-from iterand.selection import HAS_TRITON
 
 
 def to_layout(inputs: tuple[Tensor, ...], recipe: Recipe) -> tuple[Tensor, ...]:
@@ -156,25 +156,13 @@ def compiling_pays(recipe: Recipe, steps: int) -> bool:
     return recipe.data.name == "imagenet" and steps >= _MANY_STEPS
 
 
-def _kernels_work(session: Session) -> bool:
-    from iterand.backend.triton import cuts
-
-    return cuts.working(session.device)
-
-
 def choose_step(session: Session, data: Dataset[Split], execution: Execution) -> Step:
     """The fastest way of doing a step that works here; on a GPU, what is slower than it could be is said."""
     # A fused step updates scores as their gradients come; over several ranks these are averaged first.
     if session.device.type != "cuda" or session.ranks.count > 1:
         return EagerStep(session)
-    reason = None
-    if isinstance(data.train, TextSplit):
-        reason = "texts differ in length"
-    elif not HAS_TRITON:
-        reason = "Triton is not installed; pip install triton"
-    elif not _kernels_work(session):
-        reason = "Triton does not work here"
-    else:
+    reason = "texts differ in length" if isinstance(data.train, TextSplit) else backend.triton_problem(session.device)
+    if reason is None:
         from iterand.lab.training.fused import CannotFuse, FusedStep
 
         compile = execution.compile
