@@ -125,7 +125,7 @@ class MaskedParametrization(nn.Module):
 
     @property
     def rounds(self) -> int:
-        """R: how often the pruned weights were randomized."""
+        """How often the pruned weights were randomized. The R of the theory counts draws, which is one more."""
         return sum(count for _, count in self.history)
 
     @property

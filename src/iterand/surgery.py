@@ -261,7 +261,7 @@ def cache_cuts_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]])
 
     @functools.wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        own = cast(list[Ranking[MaskedParametrization]], getattr(self, _RANKINGS))
+        own = cast("list[Ranking[MaskedParametrization]]", getattr(self, _RANKINGS))
         around = [ranking.begin() for ranking in own]
         try:
             return base.forward(self, *args, **kwargs)

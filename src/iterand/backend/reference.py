@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 RankBy = Literal["score", "magnitude"]
+RANK_BY: tuple[str, ...] = get_args(RankBy)
 
 
 class Cut(NamedTuple):
@@ -51,8 +52,8 @@ def find_cuts(
 
 def ranking_key(scores: Tensor, rank_by: str) -> Tensor:
     """What is ranked: the score s (the paper), or its magnitude |s| (Ramanujan et al.)."""
-    if rank_by not in get_args(RankBy):
-        raise ValueError(f"rank_by is {rank_by!r}; it must be one of {', '.join(get_args(RankBy))}")
+    if rank_by not in RANK_BY:
+        raise ValueError(f"rank_by is {rank_by!r}; it must be one of {', '.join(RANK_BY)}")
     return scores.abs() if rank_by == "magnitude" else scores
 
 
