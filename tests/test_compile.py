@@ -51,7 +51,7 @@ def test_nothing_is_baked_in(options):
     torch.testing.assert_close(compiled(INPUTS), plain_output(model))
     shake(model)
     torch.testing.assert_close(compiled(INPUTS), plain_output(model))
-    iterand.randomize_(model)
+    iterand.randomize_(model, 1.0)
     torch.testing.assert_close(compiled(INPUTS), plain_output(model))
     schedule = iterand.SparsitySchedule(model, "linear", steps=2)
     torch.testing.assert_close(compiled(INPUTS), iterand.fold_(copy.deepcopy(model))(INPUTS))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import iterand
-from iterand import distributions, philox, selection
+from iterand import distributions, philox
+from iterand.backend import reference
 from iterand.ticket import draws
 from iterand.ticket.read import parse
 from iterand.ticket.save import ticket_bytes
@@ -89,10 +90,10 @@ def test_cut(kind, count):
     scores = awkward(kind, count)
     on_gpu = scores.cuda()
     for kept in sorted({0, 1, count // 3, count // 2, count - 1, count}):
-        cpu, gpu = selection.cut(scores, torch.tensor(kept)), selection.cut(on_gpu, torch.tensor(kept).cuda())
-        mask = selection.keeps(on_gpu, gpu)
+        cpu, gpu = reference.cut(scores, torch.tensor(kept)), reference.cut(on_gpu, torch.tensor(kept).cuda())
+        mask = reference.keeps(on_gpu, gpu)
         assert int(mask.sum()) == kept
-        assert same(mask, selection.keeps(scores, cpu))
+        assert same(mask, reference.keeps(scores, cpu))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,12 +102,12 @@ def test_cut_of_layers_ranked_together(kind, floors):
     layers = [awkward(kind, count) for count in (9, 70, 5000)]
     names = ["a", "b", "c"]
     for kept in (sum(floors), 600, 2500, 5079):
-        cpu = selection.cut_together(layers, torch.tensor(kept), floors, names)
+        cpu = reference.cut_together(layers, torch.tensor(kept), floors, names)
         on_gpu = [layer.cuda() for layer in layers]
-        gpu = selection.cut_together(on_gpu, torch.tensor(kept).cuda(), floors, names)
-        masks = [selection.keeps(layer, cut) for layer, cut in zip(on_gpu, gpu)]
+        gpu = reference.cut_together(on_gpu, torch.tensor(kept).cuda(), floors, names)
+        masks = [reference.keeps(layer, cut) for layer, cut in zip(on_gpu, gpu)]
         assert sum(int(mask.sum()) for mask in masks) == kept
-        assert all(same(mask, selection.keeps(layer, cut)) for mask, layer, cut in zip(masks, layers, cpu))
+        assert all(same(mask, reference.keeps(layer, cut)) for mask, layer, cut in zip(masks, layers, cpu))
 
 
 def test_calculate_mask():
@@ -122,8 +123,8 @@ def test_calculate_mask():
 def test_a_hundred_million_scores():
     count = 100_000_000
     scores = torch.empty(count, device="cuda").uniform_(-1, 1)
-    cut = selection.cut(scores, torch.tensor(count // 10, device="cuda"))
-    assert int(selection.keeps(scores, cut).count_nonzero()) == count // 10
+    cut = reference.cut(scores, torch.tensor(count // 10, device="cuda"))
+    assert int(reference.keeps(scores, cut).count_nonzero()) == count // 10
 
 
 # --- Models ---------------------------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def test_a_captured_graph_finds_the_mask_anew(mlp, options):
             output = model(images)
         for score in iterand.scores(model):
             score.neg_()
-        iterand.randomize_(model)
+        iterand.randomize_(model, 1.0)
         graph.replay()
         torch.testing.assert_close(output, model(images))
 
@@ -258,7 +259,7 @@ def test_nan_scores_are_never_silent(mlp, options):
     model = iterand.prune_(mlp.build().cuda(), 0.6, **options)
     iterand.scores(model)[1].data[0, 0] = math.nan
     assert model(mlp.images.cuda()).isnan().any()
-    iterand.randomize_(model)
+    iterand.randomize_(model, 1.0)
     assert model(mlp.images.cuda()).isnan().any()
     with pytest.raises(ValueError, match=r"the scores of '3\.weight' contain NaN"):
         _ = [layer.mask for layer in iterand.masked_layers(model).values()]

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from iterand import IterativeRandomization, masked_layers, philox, prune_, randomize_, scores, selection
+from iterand import IterativeRandomization, masked_layers, philox, prune_, randomize_, scores
+from iterand.backend import reference
 from iterand.lab.data import Batch
 from iterand.lab.experiments.library import find_recipe
 from iterand.lab.experiments.local import Reporter, Task, do
@@ -90,15 +91,15 @@ ROUNDS = {
 @pytest.fixture
 def finds(monkeypatch):
     """How often the host had cuts found, one entry each."""
-    from iterand.backend.triton.cuts import Selection
+    from iterand.backend.triton.cuts import FindCuts
 
-    found, find = [], Selection.find
+    found, find = [], FindCuts.run
 
     def counted(selection):
         found.append(selection)
         find(selection)
 
-    monkeypatch.setattr(Selection, "find", counted)
+    monkeypatch.setattr(FindCuts, "run", counted)
     return found
 
 
@@ -132,7 +133,7 @@ def test_cuts_are_found_once_and_rounds_are_those_of_the_plain_step(
         assert name.startswith("random") or torch.equal(found[name], tensor), name
     cuts = step._trainable.cuts()
     known = cuts.thresholds.clone(), cuts.lasts.clone()
-    cuts.find()
+    cuts.run()
     assert torch.equal(known[0], cuts.thresholds)
     assert torch.equal(known[1], cuts.lasts)
 
@@ -343,11 +344,11 @@ def test_large_selection(count):
 
     score = torch.randn(count, device="cuda")
     kept = torch.tensor(count // 3, device="cuda")
-    found = cuts.selection([score], [kept])
+    found = cuts.prepare([score], [kept])
     for _ in range(3):
-        found.find()
+        found.run()
         threshold, last = found.thresholds[0], found.lasts[0]
-        assert int(selection.keeps(score, selection.Cut(threshold, last)).sum()) == count // 3
+        assert int(reference.keeps(score, reference.Cut(threshold, last)).sum()) == count // 3
         score.mul_(0.99999)
     assert found.misses().item() < 3
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from iterand import distributions, philox, selection
+from iterand import backend, distributions, philox
+from iterand.backend import reference
 from iterand.lab.data import Batch
 from iterand.lab.networks import build_network
 from iterand.lab.training import recipe_file
@@ -13,11 +14,12 @@ from iterand.lab.training.steps import EagerStep
 from kernel_cases import cases, shrink
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
+
 from iterand.backend.triton import cuts
 from iterand.backend.triton import cuts as kernels
 from iterand.backend.triton.layers import pointers
-from iterand.backend.triton.masking import MaskedWeights, ScoreUpdate
-from iterand.backend.triton.redraw import Redraw, Regeneration
+from iterand.backend.triton.masks import ApplyMasks, UpdateScores
+from iterand.backend.triton.redraw import Redraw
 
 # The interpreter computes with NumPy, which warns of infinities that a GPU computes with as well.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -53,8 +55,8 @@ def expected(scores, kept, *, together=False, floors=(), magnitude=False):
     ranked = [score.cpu().abs() if magnitude else score.cpu() for score in scores]
     counts = [torch.tensor(count) for count in kept]
     if together:
-        return selection.cut_together(ranked, torch.stack(counts).sum(), floors or [0] * len(kept), ["s"] * len(kept))
-    return [selection.cut(score, count) for score, count in zip(ranked, counts)]
+        return reference.cut_together(ranked, torch.stack(counts).sum(), floors or [0] * len(kept), ["s"] * len(kept))
+    return [reference.cut(score, count) for score, count in zip(ranked, counts)]
 
 
 def assert_same(found, wanted):
@@ -67,9 +69,9 @@ def assert_same(found, wanted):
 def test_cut_is_that_of_the_cpu(name, together):
     scores, kept = cases(SIZE)[name]
     moving = on_device(scores)
-    found = cuts.selection(moving, on_device(map(torch.tensor, kept)), together=together)
+    found = cuts.prepare(moving, on_device(map(torch.tensor, kept)), together=together)
     for number in range(3):  # from nowhere; near the last cut; where nothing has changed
-        found.find()
+        found.run()
         assert_same(found, expected(moving, kept, together=together))
         if number == 0:
             for score in moving:
@@ -79,8 +81,8 @@ def test_cut_is_that_of_the_cpu(name, together):
 @pytest.mark.parametrize("name", ["random", "tied", "channels last, tied", "odd"])
 def test_cut_by_magnitude(name):
     scores, kept = cases(SIZE)[name]
-    found = cuts.selection(on_device(scores), on_device(map(torch.tensor, kept)), magnitude=True)
-    found.find()
+    found = cuts.prepare(on_device(scores), on_device(map(torch.tensor, kept)), magnitude=True)
+    found.run()
     assert_same(found, expected(scores, kept, magnitude=True))
 
 
@@ -89,28 +91,28 @@ def test_cut_with_floors(kept):
     scores = [torch.randn(200), torch.randn(30, 10) * 0.1]
     scores[0][:50] = 3.0
     floors = [5, 36]
-    found = cuts.selection(on_device(scores), on_device(map(torch.tensor, kept)), together=True, floors=floors)
+    found = cuts.prepare(on_device(scores), on_device(map(torch.tensor, kept)), together=True, floors=floors)
     for _ in range(2):
-        found.find()
+        found.run()
         assert_same(found, expected(scores, kept, together=True, floors=floors))
 
 
 def test_cut_after_scores_have_jumped():
     score, kept = on_device([torch.randn(SIZE), torch.tensor(SIZE // 3)])
-    found = cuts.selection([score], [kept])
+    found = cuts.prepare([score], [kept])
     for change in (0.0, 1e-5, 7.0, -1e4, 1e30):
         score.add_(change)
-        found.find()
+        found.run()
         assert_same(found, expected([score], [SIZE // 3]))
     assert found.misses().item() >= 4  # the first time, and where the cut has left its bracket
 
 
 def test_kept_is_read_each_time():
     score, kept = torch.randn(500, device=DEVICE), torch.tensor(100, device=DEVICE)
-    found = cuts.selection([score], [kept])
+    found = cuts.prepare([score], [kept])
     for count in (100, 101, 250, 0, 500):
         kept.fill_(count)
-        found.find()
+        found.run()
         assert_same(found, expected([score], [count]))
 
 
@@ -118,15 +120,15 @@ def test_kept_is_read_each_time():
 def test_nan_becomes_the_threshold(together):
     scores = on_device([torch.randn(50), torch.randn(60)])
     scores[1][17] = torch.nan
-    found = cuts.selection(scores, on_device([torch.tensor(5), torch.tensor(6)]), together=together)
-    found.find()
+    found = cuts.prepare(scores, on_device([torch.tensor(5), torch.tensor(6)]), together=together)
+    found.run()
     assert found.thresholds.isnan().tolist() == [together, True]
     weights = [torch.ones_like(score) for score in scores]
     masked = [torch.empty_like(score) for score in scores]
-    MaskedWeights(found, weights, masked).compute()
+    ApplyMasks(found, weights, masked).run()
     assert masked[1].isnan().all()
     scores[1][17] = 0.0
-    found.find()
+    found.run()
     assert_same(found, expected(scores, [5, 6], together=together))
 
 
@@ -140,7 +142,6 @@ class Network:
         torch.manual_seed(0)
         scores = [torch.randn(30, 4, 3, 3).to(memory_format=torch.channels_last), torch.randn(90, 7).round()]
         self.scores = on_device([*scores, torch.randn(5)])
-        self.weights = [torch.empty_like(score) for score in self.scores]
         self.draws = [torch.zeros_like(score, dtype=torch.int32) for score in self.scores]
         self.kept = [score.numel() // 2 for score in self.scores]
         self.keys = [philox.key(3, name) for name in self.names]
@@ -150,29 +151,17 @@ class Network:
             for key, distribution, fan in zip(self.keys, self.distributions, self.fans)
         ]
         self.normal = distributions.normal_levels(DEVICE)
-        Regeneration(self.weights, self.draws, self.origins, self.normal).run()
-        self.found = cuts.selection(self.scores, on_device(map(torch.tensor, self.kept)))
-        self.found.find()
+        self.weights = [
+            torch.empty_like(score).copy_(distributions.sample(distribution, score.numel(), fan, key).view(score.shape))
+            for score, distribution, fan, key in zip(self.scores, self.distributions, self.fans, self.keys)
+        ]
+        self.found = cuts.prepare(self.scores, on_device(map(torch.tensor, self.kept)))
+        self.found.run()
 
     def masks(self):
         """m on the CPU."""
         cuts = expected(self.scores, self.kept)
-        return [selection.keeps(score.cpu(), cut) for score, cut in zip(self.scores, cuts)]
-
-
-def test_weights_come_from_their_draws():
-    network = Network()
-    rows = zip(network.weights, network.distributions, network.fans, network.keys)
-    for weight, distribution, fan, key in rows:
-        assert torch.equal(weight.cpu().reshape(-1), distributions.sample(distribution, weight.numel(), fan, key))
-    for number, draw in enumerate(network.draws):
-        draw.fill_(number + 4)
-    Regeneration(network.weights, network.draws, network.origins, network.normal).run()
-    for number, (weight, distribution, fan, key) in enumerate(zip(
-        network.weights, network.distributions, network.fans, network.keys
-    )):  # fmt: skip
-        fresh = distributions.sample(distribution, weight.numel(), fan, key, draw=number + 4)
-        assert torch.equal(weight.cpu().reshape(-1), fresh)
+        return [reference.keeps(score.cpu(), cut) for score, cut in zip(self.scores, cuts)]
 
 
 KINDS = [*([kind] * 3 for kind in TYPES), [torch.bfloat16, torch.float32, torch.bfloat16]]
@@ -182,7 +171,7 @@ KINDS = [*([kind] * 3 for kind in TYPES), [torch.bfloat16, torch.float32, torch.
 def test_masked_weights(kinds):
     network = Network()
     masked = [torch.empty_like(weight, dtype=kind) for weight, kind in zip(network.weights, kinds)]
-    MaskedWeights(network.found, network.weights, masked).compute()
+    ApplyMasks(network.found, network.weights, masked).run()
     for result, weight, mask, kind in zip(masked, network.weights, network.masks(), kinds):
         wanted = torch.where(mask, weight.cpu(), 0.0).to(kind)
         if kind == torch.bfloat16 and not ON_GPU:  # the interpreter cuts off where hardware rounds
@@ -200,12 +189,22 @@ def test_scores_are_updated_as_by_sgd_on_the_cpu(kinds, momentum, weight_decay):
     parameters = [torch.nn.Parameter(score.cpu()) for score in network.scores]
     optimizer = torch.optim.SGD(parameters, lr=0.3, momentum=momentum, weight_decay=weight_decay)
     buffers = [torch.zeros_like(score) for score in network.scores]
-    update = ScoreUpdate(network.found, network.weights, buffers, gradients)
+    update = UpdateScores(network.found, network.weights, buffers, gradients)
     for _ in range(3):
         for parameter, gradient, weight in zip(parameters, gradients, network.weights):
             parameter.grad = gradient.cpu().float() * weight.cpu()
         optimizer.step()
+        plain = [
+            reference.update_scores(
+                *(tensor.cpu() for tensor in tensors), 0.3, momentum=momentum, weight_decay=weight_decay
+            )
+            for tensors in zip(network.scores, network.weights, gradients, buffers)
+        ]
         update.run(pointers(gradients), torch.tensor(0.3, device=DEVICE), momentum, weight_decay)
+        for (score, buffer), (wanted, momenta) in zip(zip(network.scores, buffers), plain):
+            torch.testing.assert_close(score.cpu(), wanted, rtol=1e-6, atol=1e-7)  # which rounds once more
+            if momentum:
+                torch.testing.assert_close(buffer.cpu(), momenta, rtol=1e-6, atol=1e-7)
     for score, parameter in zip(network.scores, parameters):
         assert torch.equal(score.cpu(), parameter.detach())
 
@@ -243,9 +242,9 @@ def test_a_bracket_follows_a_steady_drift(floors):
     generator = torch.Generator().manual_seed(0)
     scores = on_device([torch.randn(400, generator=generator) - 5, torch.randn(2000, generator=generator)])
     kept = on_device([torch.tensor(200), torch.tensor(500)])
-    found = cuts.selection(scores, kept, together=True, floors=floors)
+    found = cuts.prepare(scores, kept, together=True, floors=floors)
     for _ in range(12):
-        found.find()
+        found.run()
         for score in scores:
             score.add_(0.04)
     assert found.misses().tolist() == [1]
@@ -256,14 +255,14 @@ def test_a_drift_that_leaves_every_bracket_is_followed_and_a_jump_is_not(monkeyp
     monkeypatch.setattr(kernels, "CANDIDATES", 256)
     monkeypatch.setattr(kernels, "_WANTED", 16)
     score, kept = on_device([torch.randn(3000, generator=torch.Generator().manual_seed(0)), torch.tensor(1000)])
-    found = cuts.selection([score], [kept])
+    found = cuts.prepare([score], [kept])
     for _ in range(7):
-        found.find()
+        found.run()
         score.add_(0.2)
     assert found.misses().item() == 3  # the first time, and until it was seen to go on
     score.add_(5.0)
     for _ in range(3):
-        found.find()
+        found.run()
         score.add_(0.2)
     assert found.misses().item() == 4
 
@@ -272,9 +271,9 @@ def test_floors_that_leave_nothing_to_rank_are_not_missed_every_time():
     generator = torch.Generator().manual_seed(0)
     scores = on_device([torch.randn(900, generator=generator), torch.randn(700, generator=generator)])
     kept = on_device([torch.tensor(30), torch.tensor(20)])
-    found = cuts.selection(scores, kept, together=True, floors=(30, 20))
+    found = cuts.prepare(scores, kept, together=True, floors=(30, 20))
     for _ in range(4):
-        found.find()
+        found.run()
         counts = [int((score >= threshold).sum()) for score, threshold in zip(scores, found.thresholds)]
         assert counts == [30, 20]
         for score in scores:
@@ -286,9 +285,9 @@ def test_a_bracket_stays_wide_for_a_threshold_that_wanders():
     """Now and then it is close to where it was; that is no reason to look closely there."""
     generator = torch.Generator().manual_seed(0)
     score, kept = on_device([torch.randn(6000, generator=generator), torch.tensor(2000)])
-    found = cuts.selection([score], [kept])
+    found = cuts.prepare([score], [kept])
     for step in 0.015 * torch.randn(60 if ON_GPU else 20, generator=generator):
-        found.find()
+        found.run()
         score.add_(step)
     assert found.misses().item() <= 3
 
@@ -365,14 +364,14 @@ def test_runs_of_one_process_share_a_network_only_if_it_is_the_same():
 
 
 def test_kernels_that_do_not_compile_are_done_without(monkeypatch, caplog):
-    cuts.working.cache_clear()
-    assert cuts.working(DEVICE)
+    backend.triton_problem.cache_clear()
+    assert backend.triton_problem(DEVICE) is None
 
-    def broken(selection):
+    def broken(operation):
         raise RuntimeError("no C compiler\nand much more")
 
-    cuts.working.cache_clear()
-    monkeypatch.setattr(kernels.Selection, "find", broken)
-    assert not cuts.working(DEVICE)
+    backend.triton_problem.cache_clear()
+    monkeypatch.setattr(kernels.FindCuts, "run", broken)
+    assert backend.triton_problem(DEVICE) == "Triton does not work here"
     assert caplog.messages == ["without Triton's kernels, so slower than it could be: no C compiler"]
-    cuts.working.cache_clear()
+    backend.triton_problem.cache_clear()

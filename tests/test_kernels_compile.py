@@ -15,8 +15,9 @@ warnings.simplefilter("ignore")
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from iterand.kernels import bracket, convolution, digits, masking, norm_passes, pooling, randomization, sums
-from iterand.kernels.layers import EXACT
+from iterand.backend.triton import bracket, masks, radix_select, redraw
+from iterand.backend.triton.layers import EXACT
+from iterand.engine import convolution, normalization, pooling
 
 INTEGERS = {"owner", "halves", "any_failed", "keys", "digits", "normal"}
 FLOATS = {"sums", "found", "shift", "mean", "variance", "first_thresholds", "thresholds", "bracket", "learning_rate"}
@@ -55,23 +56,22 @@ found = {
     "collect": compiled(bracket.collect, MAGNITUDE=False, FIRST=False),
     "collect, floors": compiled(bracket.collect, MAGNITUDE=True, FIRST=True),
     "compare": compiled(bracket.compare),
-    "digits of scores": compiled(digits.count_digits, INDICES=False, MAGNITUDE=False, FIRST=False),
-    "digits of indices": compiled(digits.count_digits, INDICES=True, MAGNITUDE=True, FIRST=True),
-    "settle": compiled(digits.settle),
-    "apply": compiled(masking._apply, MAGNITUDE=False),
-    "update": compiled(masking._update, MAGNITUDE=True, DECAYS=True, MOVES=True),
-    "redraw": compiled(randomization._redraw, MAGNITUDE=False, SAME=False, NEGATIVE=True, FOLLOW=True),
-    "regenerate": compiled(randomization._regenerate),
+    "digits of scores": compiled(radix_select.count_digits, INDICES=False, MAGNITUDE=False, FIRST=False),
+    "digits of indices": compiled(radix_select.count_digits, INDICES=True, MAGNITUDE=True, FIRST=True),
+    "settle": compiled(radix_select.settle),
+    "apply": compiled(masks._apply, MAGNITUDE=False),
+    "update": compiled(masks._update, MAGNITUDE=True, DECAYS=True, MOVES=True),
+    "redraw": compiled(redraw._redraw, MAGNITUDE=False, SAME=False, NEGATIVE=True, FOLLOW=True),
     "convolution": compiled(convolution._convolve, **CONVOLUTION),
     "convolution, more channels": compiled(convolution._convolve, **CONVOLUTION | {"INPUTS": 32, "STEPS": 9}),
     "its gradient by images": compiled(convolution._spread, **CONVOLUTION),
     "its gradient by weights": compiled(convolution._correlate, **CONVOLUTION),
-    "sum of parts": compiled(sums._add_up, ROWS=512, COLUMNS=8),
-    "sums of images": compiled(norm_passes.sum_up, **NORM),
-    "mean and deviation": compiled(norm_passes.conclude, ROWS=512, COLUMNS=8),
-    "norm": compiled(norm_passes.rescale, **NORM, ADDED=True),
-    "sums of gradients": compiled(norm_passes.sum_up_gradients, **NORM, FROM_RESULT=False),
-    "gradients of a norm": compiled(norm_passes.spread_gradients, **NORM, FROM_RESULT=True, ADDED=True, OWN=True),
+    "sum of parts": compiled(normalization._add_up, ROWS=512, COLUMNS=8),
+    "sums of images": compiled(normalization.sum_up, **NORM),
+    "mean and deviation": compiled(normalization.conclude, ROWS=512, COLUMNS=8),
+    "norm": compiled(normalization.rescale, **NORM, ADDED=True),
+    "sums of gradients": compiled(normalization.sum_up_gradients, **NORM, FROM_RESULT=False),
+    "gradients of a norm": compiled(normalization.spread_gradients, **NORM, FROM_RESULT=True, ADDED=True, OWN=True),
     "pooling": compiled(pooling._pool, **NORM),
     "its gradient": compiled(pooling._spread, **NORM),
 }

@@ -10,7 +10,7 @@ from iterand.lab.training import recipe_file
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.session import Session
 from iterand.lab.training.steps import EagerStep
-from iterand.masking import set_sparsity_
+from iterand.sparsity import set_sparsity_
 from kernel_cases import shrink
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
@@ -29,14 +29,14 @@ STEPS = 4
 def finds(monkeypatch):
     """How often cuts were found, one entry each; randomization goes through the kernels, as on a GPU."""
     shrink(monkeypatch)
-    monkeypatch.setattr(randomization, "_on_device", lambda layers: True)
-    found, find = [], kernels.Selection.find
+    monkeypatch.setattr(randomization.backend, "uses_triton", lambda scores, weights=(), draws=(): bool(weights))
+    found, find = [], kernels.FindCuts.run
 
     def counted(selection):
         found.append(selection)
         find(selection)
 
-    monkeypatch.setattr(kernels.Selection, "find", counted)
+    monkeypatch.setattr(kernels.FindCuts, "run", counted)
     return found
 
 

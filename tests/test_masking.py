@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import iterand
 import reference
-from iterand.masking import unwrap
+from iterand.parametrization import unwrap
 
 # torch says so of its own accord, once, the first time such a layer runs.
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
@@ -171,7 +171,7 @@ def test_both_uses_of_a_tied_tensor_add_to_its_gradient():
 
 def test_a_tied_tensor_stays_tied():
     model = tied_pair()
-    iterand.randomize_(model)
+    iterand.randomize_(model, 1.0)
     expected = model(SEQUENCE)
     other = tied_pair(seed=5)
     other.load_state_dict(model.state_dict())
@@ -229,7 +229,7 @@ def test_parts_pruned_one_by_one_work_together(ranking):
     assert list(iterand.masked_layers(model)) == ["0.0.weight", "0.1.weight", "1.weight"]
     model(SEQUENCE).sum().backward()
     assert all(score.grad is not None for score in iterand.scores(model))
-    iterand.randomize_(model)
+    iterand.randomize_(model, 1.0)
     kept = [int(tensor.mask.sum()) for tensor in iterand.masked_layers(model).values()]
     assert (kept[0] + kept[1], kept[2]) == (64, 16)
     expected = model(SEQUENCE)

@@ -212,7 +212,7 @@ def test_nan_scores_stop_the_forward_pass_by_name(options):
     with pytest.raises(ValueError, match=r"the scores of '2\.weight' contain NaN"):
         model(INPUTS)
     with pytest.raises(ValueError, match=r"the scores of '2\.weight' contain NaN"):
-        iterand.randomize_(model)
+        iterand.randomize_(model, 1.0)
 
 
 def test_pruned_negative_weights_are_plain_zeros():

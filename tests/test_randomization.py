@@ -79,7 +79,7 @@ def test_redrawing_negative_scores_ends_where_none_is_pruned_below_zero():
     model = pruned(weights="signed_constant")
     shake(model, 1)
     for _ in range(30):
-        iterand.randomize_(model, candidates="negative", redrawn_scores="follow")
+        iterand.randomize_(model, 1.0, candidates="negative", redrawn_scores="follow")
     assert all((layer.score >= 0)[~layer.mask].all() for layer in iterand.masked_layers(model).values())
 
 
@@ -135,12 +135,12 @@ def test_a_part_is_randomized_by_the_ranking_of_the_whole(kernels, monkeypatch):
     if kernels:
         pytest.importorskip("triton", reason="the kernels are written in Triton")
         shrink(monkeypatch)
-        monkeypatch.setattr(randomization, "on_device", lambda scores: True)
+        monkeypatch.setattr(randomization.backend, "uses_triton", lambda scores, weights=(), draws=(): bool(weights))
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model.to(device)
-    iterand.randomize_(model[1])
+    iterand.randomize_(model[1], 1.0)
     assert (iterand.masked_layers(model)["1.weight"].draw == 1).all()
-    iterand.randomize_(model[0])
+    iterand.randomize_(model[0], 1.0)
     first = iterand.masked_layers(model)["0.weight"]
     assert torch.equal(first.draw == 1, ~first.mask)
 
@@ -167,7 +167,7 @@ def test_weights_keep_their_storage():
     model = pruned()
     layer = iterand.masked_layers(model)["0.weight"]
     before = (id(layer.weight), layer.weight.data_ptr(), id(layer.score), layer.draw.data_ptr())
-    iterand.randomize_(model)
+    iterand.randomize_(model, 1.0)
     layer = iterand.masked_layers(model)["0.weight"]
     assert (id(layer.weight), layer.weight.data_ptr(), id(layer.score), layer.draw.data_ptr()) == before
 
@@ -177,7 +177,7 @@ def test_nan_in_a_later_layer_leaves_no_round_half_done():
     iterand.scores(model)[1].data[0, 0] = torch.nan
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=r"'1\.weight' contain NaN"):
-        iterand.randomize_(model)
+        iterand.randomize_(model, 1.0)
     for name, value in model.state_dict().items():
         assert torch.equal(value.nan_to_num(), before[name].nan_to_num())
 

@@ -12,7 +12,8 @@ from torch import Tensor
 import iterand
 import reference
 from iterand import selection
-from iterand.selection import Cut
+from iterand.backend import reference as operations
+from iterand.backend.reference import Cut
 
 # A few values of float32 make ties; the rest of it makes everything else.
 AWKWARD = [0.0, -0.0, 1.0, -1.0, 2.0**-149, -(2.0**-149), 3.4028234663852886e38, math.inf, -math.inf]
@@ -44,17 +45,17 @@ def test_magnitude_ranks_absolute_values(scores, sparsity):
 def test_both_ways_to_find_the_cut_agree(scores, data):
     """The CPU selects and the GPU sorts: two algorithms, one cut."""
     kept, tensor = data.draw(st.integers(0, len(scores))), torch.tensor(scores)
-    selected = Cut(*selection._cut_by_partition(tensor, kept, "scores"))
-    by_sort = Cut(*selection._cut_by_sort(tensor, torch.tensor(kept)))
+    selected = Cut(*operations._cut_by_partition(tensor, kept, "scores"))
+    by_sort = Cut(*operations._cut_by_sort(tensor, torch.tensor(kept)))
     assert selected.threshold == by_sort.threshold
-    assert kept_indices(selection.keeps(tensor, selected)) == kept_indices(selection.keeps(tensor, by_sort))
+    assert kept_indices(operations.keeps(tensor, selected)) == kept_indices(operations.keeps(tensor, by_sort))
 
 
 @given(scores=SCORES, data=st.data())
 def test_a_cut_is_two_numbers(scores, data):
     """m_i = 1 if s_i > t or (s_i = t and i ≤ c), evaluated here by hand."""
     kept = data.draw(st.integers(0, len(scores)))
-    threshold, last = (number.item() for number in selection.cut(torch.tensor(scores), torch.tensor(kept)))
+    threshold, last = (number.item() for number in operations.cut(torch.tensor(scores), torch.tensor(kept)))
     values = torch.tensor(scores).tolist()
     by_hand = {i for i, s in enumerate(values) if s > threshold or (s == threshold and i <= last)}
     assert by_hand == reference.kept_by_sort(values, kept)
@@ -138,7 +139,7 @@ def test_nan_cannot_be_ranked(position, others):
     with pytest.raises(ValueError, match="the scores of 'scores' contain NaN"):
         iterand.calculate_mask(scores, 0.5)
     with pytest.raises(ValueError, match=r"the scores of 'conv\.weight' contain NaN"):
-        selection.cut(scores, torch.tensor(50), "conv.weight")
+        operations.cut(scores, torch.tensor(50), "conv.weight")
 
 
 def test_infinite_scores_are_no_nan():
@@ -153,8 +154,8 @@ LAYERS = st.lists(st.lists(SCORE, min_size=1, max_size=12), min_size=1, max_size
 
 def together(layers: list[list[float]], kept: int, floors: list[int]) -> list[set[int]]:
     tensors, names = [torch.tensor(layer) for layer in layers], [f"layer{n}" for n in range(len(layers))]
-    cuts = selection.cut_together(tensors, torch.tensor(kept), floors, names)
-    return [kept_indices(selection.keeps(tensor, cut)) for tensor, cut in zip(tensors, cuts)]
+    cuts = operations.cut_together(tensors, torch.tensor(kept), floors, names)
+    return [kept_indices(operations.keeps(tensor, cut)) for tensor, cut in zip(tensors, cuts)]
 
 
 @given(layers=LAYERS, data=st.data())
@@ -179,7 +180,7 @@ def test_equal_infinite_scores_beyond_the_floor_stay_exact():
 def test_nan_names_the_layer_that_has_it(floors):
     layers = [torch.randn(5), torch.tensor([1.0, math.nan]), torch.randn(5)]
     with pytest.raises(ValueError, match="the scores of 'second' contain NaN"):
-        selection.cut_together(layers, torch.tensor(6), floors, ["first", "second", "third"])
+        operations.cut_together(layers, torch.tensor(6), floors, ["first", "second", "third"])
 
 
 # --- Size -----------------------------------------------------------------------------------------------------------
@@ -189,11 +190,11 @@ def test_a_hundred_million_scores():
     count = 100_000_000
     scores = torch.empty(count).uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
     scores[12_345_678] = 2.0
-    cut = selection.cut(scores, torch.tensor(count // 10))
-    mask = selection.keeps(scores, cut)
+    cut = operations.cut(scores, torch.tensor(count // 10))
+    mask = operations.keeps(scores, cut)
     assert int(mask.count_nonzero()) == count // 10
     assert mask[12_345_678]
     assert scores[cut.last] == cut.threshold  # so the count is made of s > t and of ties up to the last one
     del mask
     scores.fill_(0.5)
-    assert selection.cut(scores, torch.tensor(77_777_777)) == (0.5, 77_777_776)
+    assert operations.cut(scores, torch.tensor(77_777_777)) == (0.5, 77_777_776)

@@ -47,7 +47,7 @@ def test_shifts_are_redrawn():
     model = iterand.prune_(network(), 0.5, norms="shifted")
     layer = iterand.masked_layers(model)["1.bias"]
     before, mask = layer.weight.clone(), layer.mask
-    iterand.randomize_(model)
+    iterand.randomize_(model, 1.0)
     assert torch.equal(layer.weight[mask], before[mask])
     assert (layer.weight != before)[~mask].all()
 
@@ -109,7 +109,7 @@ def test_a_shift_that_is_computed_or_tied_to_a_bias_is_refused():
 def test_all_shifts_of_a_layer_may_go():
     model = iterand.prune_(network(), 0.95, norms="shifted")
     assert iterand.masked_layers(model)["1.bias"].mask.sum() == 0
-    iterand.randomize_(model)
+    iterand.randomize_(model, 1.0)
     convolved = model[0](IMAGES)
     torch.testing.assert_close(model[1](convolved), nn.BatchNorm2d(8, affine=False)(convolved))
 
@@ -120,7 +120,7 @@ def test_ranks_share_norms_whose_shift_is_masked():
     share_batch_norms_(model, torch.device("cpu"))
     assert isinstance(model[1], _CpuSyncBatchNorm)
     assert torch.equal(model(IMAGES), before)
-    iterand.randomize_(model)
+    iterand.randomize_(model, 1.0)
     layer = iterand.masked_layers(model)["1.bias"]
     assert torch.equal(model[1].bias, layer.weight * layer.mask)
 

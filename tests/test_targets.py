@@ -68,7 +68,7 @@ def test_bare_parameters_by_name(include, masked):
     expected = model(INPUTS)
     expected.sum().backward()
     assert all(score.grad is not None for score in iterand.scores(model))
-    iterand.randomize_(model)
+    iterand.randomize_(model, 1.0)
     folded = iterand.fold_(copy.deepcopy(model))
     assert torch.equal(folded(INPUTS), model(INPUTS))
     assert list(folded.state_dict()) == list(Bare().state_dict())
@@ -138,7 +138,7 @@ def test_layers_outside_a_global_ranking_take_nothing_from_it():
 def test_dense_weights_are_random_and_never_redrawn():
     model = iterand.prune_(three(), 0.5, overrides={"0": "dense"}, weights="uniform")
     before = model[0].weight.clone()
-    iterand.randomize_(model)
+    iterand.randomize_(model, 1.0)
     assert torch.equal(model[0].weight, before)
     assert before[0, 0] == reference.uniform(reference.words(0, 0, 0, "0.weight")[0], 1.0)
 

@@ -101,7 +101,7 @@ class TestConstruct:
                 layer.score.data.copy_(torch.where(keep, 1.0, -1.0))
                 layer.parametrization.kept.fill_(int(keep.sum()))
             if number < rounds - 1:
-                iterand.randomize_(replay)
+                iterand.randomize_(replay, 1.0)
         for name, layer in layers.items():
             assert torch.equal(layer.mask, wanted[name].mask)
             assert torch.equal(layer.draw, wanted[name].draw)

@@ -85,7 +85,7 @@ def test_random_models_distributions_sparsities_and_rounds(tmp_path_factory, siz
     assert same_bits(iterand.load_ticket(path, build()).state_dict(), folded_state(model))
     masks = {name: layer.mask for name, layer in iterand.masked_layers(model).items()}
     for name, layer in iterand.read_ticket(path).layers.items():
-        assert layer.mask().equal(masks[name])
+        assert layer.mask.equal(masks[name])
         found = layer.draws()
         if found is not None:
             assert found.tolist() == iterand.masked_layers(model)[name].draw[masks[name]].tolist()

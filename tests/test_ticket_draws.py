@@ -4,7 +4,8 @@ import torch
 
 import reference
 from iterand import philox
-from iterand.ticket import codec, draws
+from iterand.summarizing import entropy
+from iterand.ticket import draws
 from iterand.ticket.draws import History
 
 SEED, NAME = 5, "layer.weight"
@@ -81,7 +82,7 @@ def real_bits(draw: torch.Tensor, history: History, latest: bool) -> float:
     place = torch.zeros_like(draw)
     place[redrawn] = draws.places(redrawn, draw[redrawn], philox.key(0, "layer"), history, latest=latest)
     assert (place[redrawn] > 0).all()
-    return codec.entropy(place.bincount().tolist())
+    return entropy(place.bincount().tolist())
 
 
 @pytest.mark.parametrize("settled", [True, False])

@@ -25,7 +25,7 @@ def test_a_cost_adds_up(tmp_path):
     # and beside them: convolution, embedding, two biases, batch norm's weight, bias and counter; the decoder is tied
     assert costs.float32 == 4 * (28 + 6 + 36 + 24 + 4 + 6 + 4 + 4 + 1)
     layer = costs.layers[0]
-    draws = iterand.masked_layers(model)["convolution.weight"].draw[ticket.layers["convolution.weight"].mask()]
+    draws = iterand.masked_layers(model)["convolution.weight"].draw[ticket.layers["convolution.weight"].mask]
     assert (layer.name, layer.shape, layer.kept, layer.rounds) == ("convolution.weight", (4, 3, 3), 18, 6)
     assert layer.stored in ("first", "latest")
     assert layer.redrawn == (draws > 0).sum()

@@ -170,10 +170,10 @@ def test_kept_weights_are_fine_tuned_and_zeros_stay(tmp_path, optimizer):
     for _ in range(30):
         last = step()
     assert last < 0.7 * first
-    mask = ticket.layers["convolution.weight"].mask()
+    mask = ticket.layers["convolution.weight"].mask
     assert (model.convolution.weight[~mask] == 0).all()
     assert (model.convolution.weight[mask] != before[mask]).all()
-    assert (model.decoder.weight[~ticket.layers["embedding.weight"].mask()] == 0).all()
+    assert (model.decoder.weight[~ticket.layers["embedding.weight"].mask] == 0).all()
     for handle in handles:
         handle.remove()
     step()

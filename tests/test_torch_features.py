@@ -78,7 +78,7 @@ def test_scores_and_cuts_stay_float32(dtype):
 def test_a_model_of_another_precision_holds_the_rounded_weights(dtype):
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)).to(dtype)
     iterand.prune_(model, 0.6)
-    iterand.randomize_(model)
+    iterand.randomize_(model, 1.0)
     for layer in iterand.masked_layers(model).values():
         assert layer.weight.dtype == dtype
         assert torch.equal(layer.weight, layer.parametrization.weight().to(dtype))

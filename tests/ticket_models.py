@@ -86,7 +86,7 @@ def golden_model(name: str) -> tuple[nn.Module, nn.Module, tuple[Tensor, ...]]:
 
 def golden(name: str) -> bytes:
     """The bytes of one golden ticket as they are written today, but for the version of the package."""
-    with mock.patch.object(save, "VERSION", "golden"):
+    with mock.patch.object(save, "__version__", "golden"):
         return save.ticket_bytes(golden_model(name)[0], recipe=RECIPE, metrics=METRICS, half=name == "levels")
 
 

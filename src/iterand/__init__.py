@@ -3,19 +3,19 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from iterand.errors import IterandError
-from iterand.version import VERSION
+from iterand.errors import IterandError, TicketError
 
 if TYPE_CHECKING:
     from iterand.distributions import Distribution, distribution_names, register_distribution
-    from iterand.masking import MaskedLayer, fold_, masked_layers, prune_, scores
-    from iterand.randomization import IterativeRandomization, randomize_
-    from iterand.scheduling import SparsitySchedule
+    from iterand.masking import fold_, prune_, scores
+    from iterand.parametrization import MaskedLayer, masked_layers
+    from iterand.randomization import IterativeRandomization, randomize_, recommended_steppers
     from iterand.selection import calculate_mask
+    from iterand.sparsity import SparsitySchedule, set_sparsity_
     from iterand.summarizing import Summary, summary
-    from iterand.ticket import load_ticket, read_ticket, save_ticket
+    from iterand.ticket import Ticket, load_ticket, read_ticket, save_ticket
 
-__version__ = VERSION
+__version__ = "0.2.0"
 __all__ = [
     "Distribution",
     "IterandError",
@@ -23,6 +23,8 @@ __all__ = [
     "MaskedLayer",
     "SparsitySchedule",
     "Summary",
+    "Ticket",
+    "TicketError",
     "calculate_mask",
     "distribution_names",
     "fold_",
@@ -31,13 +33,24 @@ __all__ = [
     "prune_",
     "randomize_",
     "read_ticket",
+    "recommended_steppers",
     "register_distribution",
     "save_ticket",
     "scores",
+    "set_sparsity_",
     "summary",
 ]
 
-_MODULES = ("distributions", "masking", "randomization", "scheduling", "selection", "summarizing", "ticket")
+_MODULES = (
+    "distributions",
+    "selection",
+    "parametrization",
+    "sparsity",
+    "masking",
+    "randomization",
+    "summarizing",
+    "ticket",
+)
 
 
 def __getattr__(name: str) -> Any:

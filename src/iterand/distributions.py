@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ class Distribution:
     support: tuple[int, ...] | None = None
     """All levels there are, where they are few: a ticket then names the level instead of the draw."""
     kind: int | None = None
-    """What ``iterand.backend.triton.redraw`` calls this way from bits to levels; none if it does not know it."""
+    """What ``backend.triton.redraw`` calls this way from bits to levels; none if it does not know it."""
 
     def values(self, words: Words, fan_in: int) -> Tensor:
         """Float32 weights for these words."""
@@ -85,6 +86,10 @@ def _normal_levels(words: Words) -> Tensor:
 
 
 _REGISTRY: dict[str, Distribution] = {}
+
+
+WeightDistribution = Literal["kaiming_uniform", "signed_constant", "kaiming_normal", "uniform"] | str
+"""The built-in names, which an editor completes, or that of a registered distribution."""
 
 
 def register_distribution(distribution: Distribution) -> None:

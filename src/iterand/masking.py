@@ -1,55 +1,67 @@
-"""Attach masks to any model (``prune_``), look at them, and fold them back into an ordinary module (``fold_``)."""
+"""Attach masks to any model (``prune_``), and fold them back into an ordinary module (``fold_``)."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
-from iterand import distributions, philox, selection, surgery
-from iterand import sparsity as sparsities
+from iterand import distributions, philox, surgery
+from iterand.backend import RankBy
+from iterand.backend.reference import match_layout
 from iterand.checks import check_fraction
+from iterand.distributions import WeightDistribution
 from iterand.parametrization import (
-    GlobalRanking,
-    LayerRanking,
+    MaskedLayer,
     MaskedParametrization,
-    Ranking,
     Settings,
     calculate_masks,
-    match_layout,
+    masked_layers,
+    require_masked_layers,
+    unwrap,
 )
-from iterand.sparsity import mapped_sparsities, own_sparsities, refuse_beside_mapping, refuse_empty
+from iterand.selection import GlobalRanking, LayerRanking, Ranking, RankingChoice, check_sparsity
+from iterand.sparsity import (
+    Allocation,
+    allocate,
+    mapped_sparsities,
+    own_sparsities,
+    refuse_beside_mapping,
+    refuse_empty,
+    set_sparsity_,
+)
 from iterand.surgery import Owner
 
 Model = TypeVar("Model", bound=nn.Module)
 _Value = TypeVar("_Value")
 Patterns = Sequence[str] | str
-RANKINGS = ("layer", "global")
-NORMS = ("fixed", "shifted", "keep")
+Preset = Literal["paper", "recommended"]
+Norms = Literal["fixed", "shifted", "keep"]
+Biases = Literal["zero", "keep"]
 
 _SHIFT_FAN_IN = 8
-"""What normalised activations are shifted by is drawn as if so many weights met there: ±0.5 of a deviation for SC."""
+"""The fan-in from which shifts of normalized activations are drawn: with SC they are ±0.5 standard deviations."""
 
 
 def prune_(
     model: Model,
     sparsity: float | Mapping[str, float],
     *,
-    weights: str = "kaiming_uniform",
-    scores: str = "kaiming_uniform",
+    preset: Preset = "paper",
+    weights: WeightDistribution | None = None,
+    scores: WeightDistribution = "kaiming_uniform",
     seed: int = 0,
-    ranking: str = "layer",
-    rank_by: str = "score",
-    allocation: str = "uniform",
+    ranking: RankingChoice | None = None,
+    rank_by: RankBy = "score",
+    allocation: Allocation = "uniform",
     floor: float = 0.0,
     include: Patterns | None = None,
     exclude: Patterns = (),
     overrides: Mapping[str, float | str] | None = None,
-    biases: str = "zero",
-    norms: str = "fixed",
+    biases: Biases = "zero",
+    norms: Norms | None = None,
 ) -> Model:
     """Fill a model with random weights and mask them by trainable scores (Algorithm 1, line 1), in place.
 
@@ -61,6 +73,9 @@ def prune_(
         sparsity: p, the share of weights pruned; or a mapping from patterns to it that covers every layer. A mapping
             ranks each layer by itself, so it goes with neither ``ranking="global"``, ``floor`` nor ``allocation``; to
             take single layers out of a global ranking, give one sparsity and ``overrides``.
+        preset: Where ``weights``, ``ranking`` and ``norms`` come from if they are not given. ``"paper"``:
+            ``"kaiming_uniform"``, ``"layer"``, ``"fixed"``. ``"recommended"``: ``"signed_constant"``, and for a model
+            with norms ``"global"`` and ``"shifted"``; ``recommended_steppers`` goes with it.
         weights: D_param, the distribution of the weights.
         scores: D_score, the distribution of the initial scores.
         seed: With a tensor's qualified name and an index, all that a weight depends on; parts of a model that are
@@ -79,186 +94,167 @@ def prune_(
             ``"shifted"``: the same, but what a norm adds is random and masked like a weight, so convert norms to
             ``SyncBatchNorm`` first; ``"keep"``: left as they are.
     """
-    for name, value, known in (
-        ("ranking", ranking, RANKINGS),
-        ("rank_by", rank_by, selection.RANK_BY),
-        ("allocation", allocation, sparsities.ALLOCATIONS),
-        ("biases", biases, ("zero", "keep")),
-        ("norms", norms, NORMS),
-    ):
-        if value not in known:
-            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+    if preset not in get_args(Preset):
+        raise ValueError(f"preset is {preset!r}; it must be one of {', '.join(get_args(Preset))}")
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {model!r}; it must be a torch.nn.Module")
-    if isinstance(unwrap(model), (torch.jit.ScriptModule, torch.fx.GraphModule)):
-        raise ValueError("model was traced or scripted, so it is made from another module; prune_ that one")
-    seed = philox.check_seed(seed)
-    if isinstance(sparsity, Mapping):
-        refuse_beside_mapping(ranking, allocation, floor)
-        sparsity = _as_mapping("sparsity", sparsity)
-    else:
-        sparsity = selection.check_sparsity(sparsity)
-    if allocation != "uniform" and ranking == "global":
-        raise ValueError(f"allocation is {allocation!r}, which needs ranking='layer'; set that, or leave it out")
-    floor = check_fraction("floor", floor, "the share of its weights that a layer keeps")
-    if floor and ranking != "global":
-        raise ValueError(f"floor is {floor!r}, which only counts with ranking='global'; set that, or leave floor out")
-    for distribution in (weights, scores):
-        distributions.get_distribution(distribution)
+    recommended = preset == "recommended"
+    with_norms = recommended and not isinstance(sparsity, Mapping) and surgery.has_shifts(unwrap(model))
+    options = _Options(
+        weights=weights or ("signed_constant" if recommended else "kaiming_uniform"),
+        scores=scores,
+        seed=philox.check_seed(seed),
+        ranking=ranking or ("global" if with_norms else "layer"),
+        rank_by=rank_by,
+        allocation=allocation,
+        floor=check_fraction("floor", floor, "the share of its weights that a layer keeps"),
+        include=None if include is None else _as_list("include", include),
+        exclude=_as_list("exclude", exclude),
+        overrides={} if overrides is None else _as_mapping("overrides", overrides),
+        biases=biases,
+        norms=norms or ("shifted" if with_norms else "fixed"),
+    )
+    _apply(_plan(model, sparsity, options))
+    return model
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The arguments of ``prune_`` beside model and sparsity."""
+
+    weights: str
+    scores: str
+    seed: int
+    ranking: RankingChoice
+    rank_by: RankBy
+    allocation: Allocation
+    floor: float
+    include: list[str] | None
+    exclude: list[str]
+    overrides: dict[str, float | str]
+    biases: Biases
+    norms: Norms
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("ranking", self.ranking, get_args(RankingChoice)),
+            ("rank_by", self.rank_by, get_args(RankBy)),
+            ("allocation", self.allocation, get_args(Allocation)),
+            ("biases", self.biases, get_args(Biases)),
+            ("norms", self.norms, get_args(Norms)),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+        for distribution in (self.weights, self.scores):
+            distributions.get_distribution(distribution)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What ``prune_`` does to a model: all of it decided and checked, nothing of it done."""
+
+    root: nn.Module
+    groups: list[list[Owner]]
+    """The owners of each masked tensor; more than one if it is tied."""
+    masks: list[MaskedParametrization]
+    weights: list[Tensor]
+    """The first draw of each masked tensor."""
+    rankings: list[Ranking[MaskedParametrization]]
+    zeroed_biases: list[Owner]
+    frozen_norms: list[Owner]
+
+
+def _plan(model: nn.Module, sparsity: float | Mapping[str, float], options: _Options) -> _Plan:
+    """Decide and check everything; the model is only read."""
     root = unwrap(model)
+    if isinstance(root, (torch.jit.ScriptModule, torch.fx.GraphModule)):
+        raise ValueError("model was traced or scripted, so it is made from another module; prune_ that one")
     if root is not model and any(isinstance(part, nn.parallel.DistributedDataParallel) for part in model.modules()):
         raise ValueError("the model is wrapped in DistributedDataParallel already; prune_ it first, then wrap it")
     for name in masked_layers(root):
         raise ValueError(f"{name!r} is masked already; fold_ the model first")
-
-    overrides = {} if overrides is None else _as_mapping("overrides", overrides)
-    left_out = _as_list("exclude", exclude)
-    usual = ("weight", "shift") if norms == "shifted" else ("weight",)
-    if norms == "shifted" and not any(owner.kind == "shift" for owner in surgery.owners(root)):
+    if isinstance(sparsity, Mapping):
+        refuse_beside_mapping(options.ranking, options.allocation, options.floor)
+        sparsity = _as_mapping("sparsity", sparsity)
+    else:
+        sparsity = check_sparsity(sparsity)
+    if options.allocation != "uniform" and options.ranking == "global":
+        raise ValueError(
+            f"allocation is {options.allocation!r}, which needs ranking='layer'; set that, or leave it out"
+        )
+    if options.floor and options.ranking != "global":
+        raise ValueError(
+            f"floor is {options.floor!r}, which only counts with ranking='global'; set that, or leave floor out"
+        )
+    if options.norms == "shifted" and not surgery.has_shifts(root):
         raise ValueError(f"norms is 'shifted', but {type(root).__name__} has no norm that adds anything; leave it out")
-    only = None if include is None else _as_list("include", include)
-    chosen = surgery.choose(root, only, left_out, list(overrides), usual)
-    alone = own_sparsities(chosen, overrides, "overrides")
+    usual = ("weight", "shift") if options.norms == "shifted" else ("weight",)
+    chosen = surgery.choose(root, options.include, options.exclude, list(options.overrides), usual)
+    alone = own_sparsities(chosen, options.overrides, "overrides")
     free = [name for name in chosen if name not in alone]
     if isinstance(sparsity, Mapping):
         alone |= mapped_sparsities({name: chosen[name] for name in free}, sparsity)
-    elif ranking == "layer":
+    elif options.ranking == "layer":
         shapes = {name: chosen[name][0].parameter.shape for name in free}
-        alone |= sparsities.allocate(shapes, sparsity, allocation)
-    by_layer, together = LayerRanking(), GlobalRanking()
-    plan: list[tuple[list[Owner], Settings, Ranking]] = []
+        alone |= allocate(shapes, sparsity, options.allocation)
+    by_layer, together = LayerRanking[MaskedParametrization](), GlobalRanking[MaskedParametrization]()
+    tensors: list[tuple[list[Owner], Settings, Ranking[MaskedParametrization]]] = []
     for name, group in chosen.items():
         settings = Settings(
             name=name,
-            seed=seed,
-            weight_distribution=weights,
-            score_distribution=scores,
+            seed=options.seed,
+            weight_distribution=options.weights,
+            score_distribution=options.scores,
             fan_in=_fan_in(group[0]),
             sparsity=alone[name] if name in alone else cast(float, sparsity),
             ranking="layer" if name in alone else "global",
-            rank_by=rank_by,
-            floor=0.0 if name in alone else floor,
+            rank_by=options.rank_by,
+            floor=0.0 if name in alone else options.floor,
         )
-        plan.append((group, settings, by_layer if name in alone else together))
-    refuse_empty(plan, together)
+        tensors.append((group, settings, by_layer if name in alone else together))
+    refuse_empty(tensors, together)
     surgery.check_classes([root, *(owner.module for group in chosen.values() for owner in group)])
-    masks = [MaskedParametrization(group[0].parameter, settings, rank) for group, settings, rank in plan]
-    drawn = [mask.weight() for mask in masks]
-
-    # Nothing was changed so far; from here on nothing is refused.
-    for module in root.modules():
-        surgery.stop_caching_cuts_(module)  # whose parts were folded one by one
-    masked = {id(owner.module) for group in chosen.values() for owner in group}
-    places = [place for place in surgery.owners(root) if not any(map(place.matches, left_out))]
-    for (group, _, _), mask, weight in zip(plan, masks, drawn):
-        surgery.attach(group, mask, weight)
+    masks = [MaskedParametrization(group[0].parameter, settings, rank) for group, settings, rank in tensors]
+    rankings: list[Ranking[MaskedParametrization]] = []
     for rank in (by_layer, together):
         rank.members = [mask for mask in masks if mask.ranking is rank]
-    if together.members:
-        set_sparsity_(root, 1.0)
-    surgery.cache_cuts_(root, [rank for rank in (by_layer, together) if rank.members])
-    if biases == "zero":
-        surgery.freeze_biases_([place for place in places if place.kind == "bias" and id(place.module) in masked])
-    if norms != "keep":
-        drawn_from = {id(owner.parameter) for group in chosen.values() for owner in group}
-        of_norms = [place for place in places if place.kind in ("norm", "shift")]
-        surgery.freeze_norms_([place for place in of_norms if id(place.parameter) not in drawn_from])
-    return model
+        rankings += [rank] if rank.members else []
+    modules = {id(owner.module) for group in chosen.values() for owner in group}
+    parameters = {id(owner.parameter) for group in chosen.values() for owner in group}
+    others = [owner for owner in surgery.owners(root) if not any(map(owner.matches, options.exclude))]
+    biases = [owner for owner in others if owner.kind == "bias" and id(owner.module) in modules]
+    norms = [owner for owner in others if owner.kind in ("norm", "shift") and id(owner.parameter) not in parameters]
+    return _Plan(
+        root=root,
+        groups=list(chosen.values()),
+        masks=masks,
+        weights=[mask.weight() for mask in masks],
+        rankings=rankings,
+        zeroed_biases=biases if options.biases == "zero" else [],
+        frozen_norms=norms if options.norms != "keep" else [],
+    )
+
+
+def _apply(plan: _Plan) -> None:
+    """Change the model; nothing is refused here."""
+    for module in plan.root.modules():
+        surgery.stop_caching_cuts_(module)  # whose parts were folded one by one
+    for group, mask, weight in zip(plan.groups, plan.masks, plan.weights):
+        surgery.attach(group, mask, weight)
+    if any(isinstance(ranking, GlobalRanking) for ranking in plan.rankings):
+        set_sparsity_(plan.root, 1.0)
+    surgery.cache_cuts_(plan.root, plan.rankings)
+    surgery.freeze_biases_(plan.zeroed_biases)
+    surgery.freeze_norms_(plan.frozen_norms)
 
 
 def _fan_in(owner: Owner) -> int:
     return _SHIFT_FAN_IN if owner.kind == "shift" else distributions.fan_in(owner.module, owner.parameter)
 
 
-@dataclass(frozen=True)
-class MaskedLayer:
-    """One masked tensor of a model, with everything there is to know about it."""
-
-    name: str
-    """Its qualified name in this model."""
-    parametrization: MaskedParametrization
-    weight: Tensor
-    """θ, the random weights, kept and pruned."""
-    owners: tuple[tuple[nn.Module, str], ...]
-    """The modules that hold it, and under which attribute; more than one if it is tied."""
-
-    @property
-    def mask(self) -> Tensor:
-        """m: true where the weight is kept."""
-        return self.parametrization.mask()
-
-    @property
-    def score(self) -> nn.Parameter:
-        """s."""
-        return self.parametrization.score
-
-    @property
-    def draw(self) -> Tensor:
-        """The round in which each weight was drawn last; 0 for the initial weights."""
-        return self.parametrization.draw
-
-
-def masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
-    """The masked tensors of a model by qualified name; a tied tensor once."""
-    found: dict[MaskedParametrization, MaskedLayer] = {}
-    for path, module in unwrap(model).named_modules():
-        if "parametrizations" not in module._modules or not parametrize.is_parametrized(module):
-            continue  # the first alone would do, but that it is private; the second takes its time to say no
-        for attribute, parametrizations in cast(nn.ModuleDict, module.parametrizations).items():
-            mask = cast(nn.ModuleList, parametrizations)[0]
-            if not isinstance(mask, MaskedParametrization):
-                continue
-            name = f"{path}.{attribute}" if path else attribute
-            first = found.get(mask)
-            owners = (*(first.owners if first else ()), (module, attribute))
-            weight = cast(Tensor, parametrizations.original)
-            found[mask] = MaskedLayer(first.name if first else name, mask, weight, owners)
-    return {layer.name: layer for layer in found.values()}
-
-
-def require_masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
-    """The masked tensors of a model that must have some."""
-    layers = masked_layers(model)
-    if not layers:
-        raise ValueError(f"{type(unwrap(model)).__name__} has no masked layer; call prune_ on it first")
-    return layers
-
-
-def require_whole_rankings(model: nn.Module, layers: Mapping[str, MaskedLayer]) -> None:
-    """Refuse layers that are ranked together with others that are not among them, since they share one count."""
-    masks = {layer.parametrization for layer in layers.values()}
-    for layer in layers.values():
-        for rival in layer.parametrization.ranking.rivals(layer.parametrization):
-            if rival not in masks:
-                raise ValueError(
-                    f"{layer.name!r} is ranked together with {rival.settings.name!r}, which is not masked in "
-                    f"{type(unwrap(model)).__name__}; give the whole model that was pruned"
-                )
-
-
 def scores(model: nn.Module) -> list[nn.Parameter]:
     """The scores s of all masked layers: what an optimizer trains instead of weights."""
     return [layer.score for layer in require_masked_layers(model).values()]
-
-
-def set_sparsity_(model: nn.Module, sparsity: float) -> None:
-    """Prune this share from now on, but in no layer more than its final sparsity."""
-    layers = require_masked_layers(model)
-    require_whole_rankings(model, layers)
-    set_kept_([layer.parametrization for layer in layers.values()], sparsity)
-
-
-def set_kept_(masks: Sequence[MaskedParametrization], sparsity: float) -> None:
-    """The same for all masks of a model, with every member of their rankings; the host does not wait."""
-    counts: dict[MaskedParametrization, int] = {}
-    for mask in masks:
-        if mask not in counts:
-            members = mask.ranking.members if isinstance(mask.ranking, GlobalRanking) else [mask]
-            final = min(sparsity, mask.settings.sparsity)
-            counts |= zip(members, sparsities.split_kept([member.score.numel() for member in members], final))
-    kept = [mask.kept for mask in masks]
-    values = torch.tensor([counts[mask] for mask in masks], pin_memory=kept[0].is_cuda)
-    torch._foreach_copy_(kept, list(values.to(kept[0].device, non_blocking=True).unbind()))
 
 
 @torch.no_grad()
@@ -306,17 +302,6 @@ def _replace(root: nn.Module, layers: Iterable[MaskedLayer], values: Iterable[Te
         parameter = nn.Parameter(value, requires_grad=layer.parametrization.trained)
         for module, attribute in layer.owners:
             surgery.detach(module, attribute, parameter)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile and data-parallel wrappers."""
-    while True:
-        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            model = model.module
-        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = cast(nn.Module, model._orig_mod)
-        else:
-            return model
 
 
 def _as_list(what: str, patterns: Patterns) -> list[str]:

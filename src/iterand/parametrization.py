@@ -1,21 +1,21 @@
-"""The parametrization of one masked tensor: weight ⊙ mask forward, straight-through gradient to the score.
+"""A masked tensor: weight ⊙ mask in the forward pass, straight-through gradient to the score in the backward pass.
 
-The mask is computed from the scores each time the tensor is read, so there is none that could be stale.
+The mask is computed from the scores each time the tensor is read, so it is never stale.
 """
 
 import json
 import math
-import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
-from iterand import distributions, philox, selection
-from iterand.selection import Cut
+from iterand import distributions, philox
+from iterand.backend import Cut, RankBy, reference
+from iterand.selection import Ranking, RankingChoice, kept_count
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Settings:
     fan_in: int
     sparsity: float
     """p once any schedule has run out."""
-    ranking: str
-    rank_by: str
+    ranking: RankingChoice
+    rank_by: RankBy
     floor: float
 
 
@@ -42,11 +42,7 @@ class _MaskedWeight(torch.autograd.Function):
 
     @staticmethod
     def forward(weight: Tensor, ranked: Tensor, threshold: Tensor, last: Tensor) -> Tensor:
-        # Not a product: that would leave −0 for pruned negative weights. A threshold that is NaN spreads instead of
-        # leaving a silent network of zeros.
-        zero = torch.where(threshold.isnan(), threshold, 0.0).to(weight.dtype)
-        # The layout is that of the mask if the two differ.
-        return torch.where(match_layout(selection.keeps(ranked, Cut(threshold, last)), weight), weight, zero)
+        return reference.apply_mask(weight, ranked, Cut(threshold, last))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -57,116 +53,7 @@ class _MaskedWeight(torch.autograd.Function):
         (weight,) = ctx.saved_tensors
         if gradient.is_sparse:
             gradient = gradient.to_dense()
-        return None, gradient.float() * weight.float(), None, None
-
-
-class Ranking(ABC):
-    """Which scores compete with which.
-
-    A forward pass of the pruned model may find all cuts at once when it begins, and drops them when it ends, however it
-    ends. Any other reading of a tensor (a submodule called by itself, say) finds its cut anew: slower, never stale.
-    """
-
-    def __init__(self) -> None:
-        self.members: list[MaskedParametrization] = []
-        self._passes: dict[int, _Pass] = {}
-
-    @abstractmethod
-    def cuts(self, masks: Sequence["MaskedParametrization"]) -> list[Cut]:
-        """The cuts of these members under the present scores."""
-
-    @abstractmethod
-    def rivals(self, mask: "MaskedParametrization") -> Sequence["MaskedParametrization"]:
-        """All whose scores a member's cut depends on."""
-
-    def cut(self, mask: "MaskedParametrization") -> Cut:
-        """The cut of one member: that of the pass under way, unless the pass itself has changed a score."""
-        current = self._passes.get(_thread())
-        if current is not None:
-            place = self.members.index(mask)
-            if _versions(self.rivals(mask)) == current.versions[place]:
-                return current.cuts[place]
-        return self.cuts([mask])[0]
-
-    def begin(self) -> "_Pass | None":
-        """Begin a forward pass; gives the one around it, if any, to be handed to ``end``."""
-        around = self._passes.get(_thread())
-        versions = [_versions(self.rivals(mask)) for mask in self.members]
-        self._passes[_thread()] = _Pass(versions, self.cuts(self.members))
-        return around
-
-    def end(self, around: "_Pass | None") -> None:
-        """End the pass that began last."""
-        if around is None:
-            self._passes.pop(_thread(), None)
-        else:
-            self._passes[_thread()] = around
-
-
-class LayerRanking(Ranking):
-    """Scores compete within their tensor (the paper's experiments)."""
-
-    def cuts(self, masks: Sequence["MaskedParametrization"]) -> list[Cut]:
-        """Each one's own."""
-        return _cut_layers(masks)
-
-    def rivals(self, mask: "MaskedParametrization") -> Sequence["MaskedParametrization"]:
-        """Only its own."""
-        return [mask]
-
-    def begin(self) -> "_Pass | None":
-        """Begin a forward pass; only on a GPU is it faster to find all cuts at once."""
-        return super().begin() if self.members[0].score.is_cuda else self._passes.get(_thread())
-
-
-class GlobalRanking(Ranking):
-    """Scores compete across the whole network (the paper's text)."""
-
-    def cuts(self, masks: Sequence["MaskedParametrization"]) -> list[Cut]:
-        """The cuts of these members, by the scores of all."""
-        floors = [mask.floor_count for mask in self.members]
-        found = _cut_layers(self.members, together=True, floors=floors)
-        return [found[self.members.index(mask)] for mask in masks]
-
-    def rivals(self, mask: "MaskedParametrization") -> Sequence["MaskedParametrization"]:
-        """All members."""
-        return self.members
-
-
-def _cut_layers(masks: Sequence["MaskedParametrization"], **options: Any) -> list[Cut]:
-    scores, kept = [mask.score for mask in masks], [mask.kept for mask in masks]
-    rank_by = masks[0].settings.rank_by  # one for all of a model
-    return selection.cut_layers(scores, kept, [mask.settings.name for mask in masks], rank_by=rank_by, **options)
-
-
-def selection_on_device(masks: Sequence["MaskedParametrization"]) -> Any:
-    """The selection of ``iterand.backend.triton`` over masks that are ranked alike."""
-    from iterand.backend.triton import cuts  # only where there is Triton
-
-    return cuts.selection(
-        [mask.score.detach() for mask in masks],
-        [mask.kept for mask in masks],
-        together=isinstance(masks[0].ranking, GlobalRanking),
-        floors=[mask.floor_count for mask in masks],
-        magnitude=masks[0].settings.rank_by == "magnitude",
-    )
-
-
-def _versions(masks: Sequence["MaskedParametrization"]) -> list[int]:
-    if torch.compiler.is_compiling():
-        return []
-    return [0 if mask.score.is_inference() else mask.score._version for mask in masks]
-
-
-@dataclass(frozen=True)
-class _Pass:
-    versions: list[list[int]]
-    """Of the scores that each member's cut depends on."""
-    cuts: list[Cut]
-
-
-def _thread() -> int:
-    return 0 if torch.compiler.is_compiling() else threading.get_ident()
+        return None, reference.score_gradient(weight, gradient), None, None
 
 
 class MaskedParametrization(nn.Module):
@@ -175,7 +62,7 @@ class MaskedParametrization(nn.Module):
     draw: Tensor
     kept: Tensor
 
-    def __init__(self, weight: Tensor, settings: Settings, ranking: Ranking) -> None:
+    def __init__(self, weight: Tensor, settings: Settings, ranking: "Ranking[MaskedParametrization]") -> None:
         super().__init__()
         self.settings = settings
         self.ranking = ranking
@@ -193,22 +80,33 @@ class MaskedParametrization(nn.Module):
         )
         self.score = nn.Parameter(scores.view(weight.shape))
         self.register_buffer("draw", torch.zeros(weight.shape, dtype=torch.int32, device=weight.device))
-        kept = selection.kept_count(weight.numel(), settings.sparsity)
+        kept = kept_count(weight.numel(), settings.sparsity)
         self.register_buffer("kept", torch.tensor(kept, device=weight.device))
 
     def forward(self, weight: Tensor) -> Tensor:
         """θ ⊙ m for the weights θ, in their memory format."""
         threshold, last = self.ranking.cut(self)
         masked: Tensor = _MaskedWeight.apply(weight, self.ranked(), threshold, last)  # type: ignore[no-untyped-call]
-        return match_layout(masked, weight)
+        return reference.match_layout(masked, weight)
 
     def ranked(self) -> Tensor:
         """What is ranked of the scores."""
-        return selection.ranking_key(self.score, self.settings.rank_by)
+        return reference.ranking_key(self.score, self.settings.rank_by)
 
+    @property
     def mask(self) -> Tensor:
         """m: true where the weight is kept."""
         return calculate_masks([self])[0]
+
+    @property
+    def name(self) -> str:
+        """Qualified name in the pruned model."""
+        return self.settings.name
+
+    @property
+    def rank_by(self) -> RankBy:
+        """What is ranked: the score or its magnitude."""
+        return self.settings.rank_by
 
     @property
     def distribution(self) -> distributions.Distribution:
@@ -222,12 +120,12 @@ class MaskedParametrization(nn.Module):
 
     @property
     def origin(self) -> tuple[int, int, int, float]:
-        """Where the weights come from, as kernels read it: key, kind and unit of a distribution that they know."""
+        """Where the weights come from, as kernels read it: key, kind and unit of the distribution."""
         return *self.key, self.distribution.kind or 0, self.distribution.unit32(self.settings.fan_in)
 
     @property
     def rounds(self) -> int:
-        """R: how often the pruned weights were randomized."""
+        """How often the pruned weights were randomized. The R of the theory counts draws, which is one more."""
         return sum(count for _, count in self.history)
 
     @property
@@ -235,8 +133,8 @@ class MaskedParametrization(nn.Module):
         """How many weights a global ranking must leave to this tensor."""
         return floor_count(self.score.numel(), self.settings.floor)
 
-    def lie_as_(self, weight: Tensor) -> None:
-        """Put scores and draws in the order of the weights, so that a pass over memory meets all of one at a place."""
+    def match_layout_(self, weight: Tensor) -> None:
+        """Give scores and draws the memory format of the weights, so that a kernel reads all of them in order."""
         self.score.data = torch.empty_like(weight.detach()).copy_(self.score.detach())
         self.draw = torch.empty_like(weight.detach(), dtype=self.draw.dtype).copy_(self.draw)
 
@@ -299,24 +197,90 @@ def calculate_masks(masks: Sequence[MaskedParametrization]) -> list[Tensor]:
     with torch.no_grad():
         for mask in masks:
             if mask.score.device.type != "cpu" and mask.score.isnan().any():  # on a CPU finding the cut raises
-                raise selection.nan_error(mask.settings.name)
+                raise reference.nan_error(mask.settings.name)
             if mask not in cuts:
                 group = [other for other in masks if other.ranking is mask.ranking]
                 cuts |= zip(group, mask.ranking.cuts(group))
-        return [selection.mask_of(mask.ranked(), cuts[mask]) for mask in masks]
-
-
-def match_layout(value: Tensor, weight: Tensor) -> Tensor:
-    """The value with the strides of the weights, such as channels_last: torch picks its algorithms by them."""
-    strides = weight.stride()
-    if value.stride() == strides:
-        return value
-    order = sorted(range(weight.dim()), key=lambda axis: -strides[axis])  # as the axes lie in memory
-    back = [order.index(axis) for axis in range(weight.dim())]
-    flat = value.permute(order).reshape(-1)  # a copy only if the value lies in another order
-    return flat.view([weight.shape[axis] for axis in order]).permute(back)
+        return [reference.mask_of(mask.ranked(), cuts[mask]) for mask in masks]
 
 
 def floor_count(count: int, floor: float) -> int:
     """How many of ``count`` weights a floor guarantees: rounded up, but not for a rounding error's sake."""
     return math.ceil(floor * count - 1e-9)
+
+
+@dataclass(frozen=True)
+class MaskedLayer:
+    """One masked tensor of a model: weights, scores, mask and draws."""
+
+    name: str
+    """Its qualified name in this model."""
+    parametrization: MaskedParametrization
+    weight: Tensor
+    """θ, the random weights, kept and pruned."""
+    owners: tuple[tuple[nn.Module, str], ...]
+    """The modules that hold it, and under which attribute; more than one if it is tied."""
+
+    @property
+    def mask(self) -> Tensor:
+        """m: true where the weight is kept."""
+        return self.parametrization.mask
+
+    @property
+    def score(self) -> nn.Parameter:
+        """s."""
+        return self.parametrization.score
+
+    @property
+    def draw(self) -> Tensor:
+        """The round in which each weight was drawn last; 0 for the initial weights."""
+        return self.parametrization.draw
+
+
+def masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
+    """The masked tensors of a model by qualified name; a tied tensor once."""
+    found: dict[MaskedParametrization, MaskedLayer] = {}
+    for path, module in unwrap(model).named_modules():
+        if "parametrizations" not in module._modules or not parametrize.is_parametrized(module):
+            continue  # the first, private test alone would do; it saves the second, which is slow
+        for attribute, parametrizations in cast(nn.ModuleDict, module.parametrizations).items():
+            mask = cast(nn.ModuleList, parametrizations)[0]
+            if not isinstance(mask, MaskedParametrization):
+                continue
+            name = f"{path}.{attribute}" if path else attribute
+            first = found.get(mask)
+            owners = (*(first.owners if first else ()), (module, attribute))
+            weight = cast(Tensor, parametrizations.original)
+            found[mask] = MaskedLayer(first.name if first else name, mask, weight, owners)
+    return {layer.name: layer for layer in found.values()}
+
+
+def require_masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
+    """The masked tensors of a model that must have some."""
+    layers = masked_layers(model)
+    if not layers:
+        raise ValueError(f"{type(unwrap(model)).__name__} has no masked layer; call prune_ on it first")
+    return layers
+
+
+def require_whole_rankings(model: nn.Module, layers: Mapping[str, MaskedLayer]) -> None:
+    """Refuse layers that are ranked together with others that are not among them, since they share one count."""
+    masks = {layer.parametrization for layer in layers.values()}
+    for layer in layers.values():
+        for rival in layer.parametrization.ranking.rivals(layer.parametrization):
+            if rival not in masks:
+                raise ValueError(
+                    f"{layer.name!r} is ranked together with {rival.name!r}, which is not masked in "
+                    f"{type(unwrap(model)).__name__}; give the whole model that was pruned"
+                )
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile and data-parallel wrappers."""
+    while True:
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = cast(nn.Module, model._orig_mod)
+        else:
+            return model

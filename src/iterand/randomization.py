@@ -1,26 +1,32 @@
-"""Randomize (Section 3): redraw pruned weights, Eq. (2) and Eq. (3); and when to do it, Algorithm 3.
+"""Randomize (Section 3): redraw pruned weights, Eq. (2) and (3); and when to do it, Algorithm 3.
 
-Two things can be done differently than in the paper (docs/beyond.md says why): which pruned weights are redrawn, and
-what becomes of the score of a redrawn one.
+Two choices go beyond the paper (docs/explanation/beyond.md): which pruned weights are redrawn, and what happens to the
+score of a redrawn weight.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from iterand import philox
+from iterand import backend, philox
+from iterand.backend import reference
 from iterand.checks import check_fraction, check_int, unknown
 from iterand.distributions import normal_levels
-from iterand.masking import MaskedLayer, require_masked_layers
-from iterand.parametrization import Ranking, calculate_masks, selection_on_device
-from iterand.selection import on_device
+from iterand.parametrization import MaskedLayer, MaskedParametrization, calculate_masks, require_masked_layers
+from iterand.selection import GlobalRanking, Ranking
+from iterand.sparsity import SparsitySchedule
 
-CANDIDATES = ("pruned", "negative")
-"""Which weights a round may redraw: all that are pruned, or those of them that score below zero."""
-SCORES = ("stay", "follow")
-"""What a redrawn weight does to its score: nothing, or the score changes its sign when the weight does."""
+if TYPE_CHECKING:
+    from iterand.backend.triton.cuts import FindCuts
+
+Candidates = Literal["pruned", "negative"]
+"""Which weights a round may redraw: all that are pruned, or those of them whose score is below zero."""
+RedrawnScores = Literal["stay", "follow"]
+"""What happens to the score of a redrawn weight: nothing, or it flips its sign when the weight does."""
+CANDIDATES: tuple[str, ...] = get_args(Candidates)
+REDRAWN_SCORES: tuple[str, ...] = get_args(RedrawnScores)
 
 
 def check_rate(rate: float) -> float:
@@ -29,35 +35,42 @@ def check_rate(rate: float) -> float:
 
 
 def randomize_(
-    model: nn.Module, rate: float = 1.0, *, candidates: str = "pruned", redrawn_scores: str = "stay"
-) -> None:  # fmt: skip
+    model: nn.Module,
+    rate: float = 0.1,
+    *,
+    candidates: Candidates = "pruned",
+    redrawn_scores: RedrawnScores = "stay",
+) -> None:
     """Redraw pruned weights of all masked layers, each with probability ``rate``, in place.
 
     Partial randomization, Eq. (3), with r = ``rate``; at r = 1 every pruned weight is redrawn: naive randomization,
-    Eq. (2). Kept weights never change. The k-th call gives draw k of the weights whose coin b_r falls in round k, so
-    what changes is a function of seed, round and mask alone.
+    Eq. (2). Kept weights never change. The k-th call gives draw k to the weights whose coin b_r comes up in round k, so
+    the result is a function of seed, round and mask alone.
 
-    With ``candidates="negative"`` only pruned weights whose score is below zero are redrawn: those that the network
-    would rather have with the other sign. With ``redrawn_scores="follow"`` a score changes its sign when its weight
-    does.
+    With ``candidates="negative"`` only pruned weights whose score is below zero are redrawn: those that would reduce
+    the loss with the opposite sign. With ``redrawn_scores="follow"`` a score flips its sign when its weight does.
     """
     _randomize_(model, rate, candidates, redrawn_scores)
 
 
 def _randomize_(
-    model: nn.Module, rate: float, candidates: str, redrawn_scores: str, known_cuts: Callable[[], Any] | None = None
+    model: nn.Module,
+    rate: float,
+    candidates: str,
+    redrawn_scores: str,
+    known_cuts: "Callable[[], FindCuts] | None" = None,
 ) -> None:
     threshold = philox.coin_threshold(check_rate(rate))
     layers = list(require_masked_layers(model).values())
     negative, follow = _check_choices(layers, candidates, redrawn_scores)
     for group in _ranked_alike(layers):
-        if _on_device(group):
-            found = known_cuts() if known_cuts else _find_on_device(group)
-            redraw_on_device_(group, found, threshold, negative, follow)
+        if _uses_triton(group):
+            cuts = known_cuts() if known_cuts else find_cuts_on_device(group)
+            redraw_on_device_(group, cuts, threshold, negative, follow)
         else:
             masks = calculate_masks([layer.parametrization for layer in group])
             for layer, mask in zip(group, masks):
-                _randomize_layer_(layer, mask, threshold, negative, follow)
+                _redraw_layer_(layer, mask, threshold, negative, follow)
     for layer in layers:
         layer.parametrization.add_round(threshold)
 
@@ -66,8 +79,8 @@ def _check_choices(layers: Iterable[MaskedLayer], candidates: str, redrawn_score
     """Whether only negative scores are redrawn, and whether scores follow their weights."""
     if candidates not in CANDIDATES:
         raise ValueError(unknown("kind of candidates", candidates, CANDIDATES))
-    if redrawn_scores not in SCORES:
-        raise ValueError(unknown("way of redrawn scores", redrawn_scores, SCORES))
+    if redrawn_scores not in REDRAWN_SCORES:
+        raise ValueError(unknown("way of redrawn scores", redrawn_scores, REDRAWN_SCORES))
     negative, follow = candidates == "negative", redrawn_scores == "follow"
     if (negative or follow) and any(layer.parametrization.settings.rank_by == "magnitude" for layer in layers):
         raise ValueError(
@@ -78,85 +91,71 @@ def _check_choices(layers: Iterable[MaskedLayer], candidates: str, redrawn_score
 
 
 def _ranked_alike(layers: Sequence[MaskedLayer]) -> list[list[MaskedLayer]]:
-    groups: dict[Ranking, list[MaskedLayer]] = {}
+    groups: dict[Ranking[MaskedParametrization], list[MaskedLayer]] = {}
     for layer in layers:
         groups.setdefault(layer.parametrization.ranking, []).append(layer)
     return list(groups.values())
 
 
 @torch.no_grad()
-def _randomize_layer_(layer: MaskedLayer, mask: torch.Tensor, threshold: int, negative: bool, follow: bool) -> None:
+def _redraw_layer_(layer: MaskedLayer, mask: Tensor, threshold: int, negative: bool, follow: bool) -> None:
+    """`reference.redraw` with the coins and fresh weights of the next round, in chunks that bound the memory."""
     state = layer.parametrization
     number = state.rounds + 1
-    key, distribution, fan_in = state.key, state.distribution, state.settings.fan_in
-    # In the order of the indices; the tensors may lie in another.
+    # In the order of the indices; the tensors may lie in memory in another.
     kept, draw, weight = mask.reshape(-1), layer.draw.reshape(-1).clone(), layer.weight.reshape(-1).clone()
     score = layer.score.reshape(-1).clone()
     for part in philox.chunks(draw.numel(), draw.device):
-        words = philox.philox(philox.indices(part, draw.device), number, key)
-        redraw = philox.coins(words[1], threshold) & ~kept[part]
-        if negative:
-            redraw &= score[part] < 0
-        fresh = distribution.values(words, fan_in).to(weight.dtype)
-        if follow:
-            turned = redraw & ((fresh < 0) != (weight[part] < 0))
-            score[part] = torch.where(turned, -score[part], score[part])
-        draw[part] = torch.where(redraw, number, draw[part])
-        weight[part] = torch.where(redraw, fresh, weight[part])
+        words = philox.philox(philox.indices(part, draw.device), number, state.key)
+        coin = philox.coins(words[1], threshold)
+        fresh = state.distribution.values(words, state.settings.fan_in).to(weight.dtype)
+        weight[part], draw[part], score[part] = reference.redraw(
+            weight[part], draw[part], score[part], kept[part], fresh, coin, number, negative=negative, follow=follow
+        )
     if follow:
         layer.score.copy_(score.view(layer.score.shape))
     layer.draw.copy_(draw.view(layer.draw.shape))
     layer.weight.copy_(weight.view(layer.weight.shape))
 
 
-def _on_device(layers: Sequence[MaskedLayer]) -> bool:
-    """Whether ``iterand.kernels`` can do it: everything float32 and in one order on a GPU, known distributions.
-
-    They find the cuts of these layers by these layers alone, so none may be ranked together with others.
-    """
-    if not on_device([layer.score.detach() for layer in layers]):
-        return False
+def _uses_triton(layers: Sequence[MaskedLayer]) -> bool:
+    """Whether kernels can redraw these layers: known distributions, and all that are ranked together are there."""
     masks = [layer.parametrization for layer in layers]
-    if not {*masks}.issuperset(masks[0].ranking.rivals(masks[0])):
-        return False
-    from iterand.backend.triton.layers import is_dense, same_order
-
-    return all(
-        layer.parametrization.distribution.kind is not None
-        and layer.weight.dtype == torch.float32
-        and is_dense(layer.weight)
-        and same_order(layer.score, layer.draw)
-        for layer in layers
+    return (
+        {*masks}.issuperset(masks[0].ranking.rivals(masks[0]))
+        and all(mask.distribution.kind is not None for mask in masks)
+        and backend.uses_triton(
+            [mask.score.detach() for mask in masks],
+            [layer.weight for layer in layers],
+            [layer.draw for layer in layers],
+        )
     )
 
 
 @torch.no_grad()
-def _find_on_device(layers: Sequence[MaskedLayer]) -> Any:
-    """The cuts; the host does not wait, so scores that are NaN do not raise here."""
-    found = selection_on_device([layer.parametrization for layer in layers])
-    found.find()
-    return found
+def find_cuts_on_device(layers: Sequence[MaskedLayer]) -> "FindCuts":
+    """The cuts without a host sync, so NaN scores do not raise here."""
+    masks = [layer.parametrization for layer in layers]
+    cuts = masks[0].ranking.prepare_cuts(masks)
+    cuts.run()
+    return cuts
 
 
 @torch.no_grad()
 def redraw_on_device_(
-    layers: Sequence[MaskedLayer], found: Any, threshold: int, negative: bool = False, follow: bool = False
+    layers: Sequence[MaskedLayer], cuts: "FindCuts", threshold: int, negative: bool = False, follow: bool = False
 ) -> None:
-    """Redraw what cuts that were found prune, all layers in one launch."""
+    """Redraw the weights that these cuts prune, all layers in one launch."""
+    from iterand.backend.triton import redraw
     from iterand.backend.triton.layers import bump_version, to_device_async
-    from iterand.backend.triton.redraw import redraw as prepared
 
     masks = [layer.parametrization for layer in layers]
-    origins = [mask.origin for mask in masks]
-    device = layers[0].weight.device
+    weights, draws = [layer.weight for layer in layers], [layer.draw for layer in layers]
+    device = weights[0].device
     numbers = to_device_async(torch.tensor([mask.rounds + 1 for mask in masks]), device)
-    redraw = prepared(
-        found, [layer.weight for layer in layers], [layer.draw for layer in layers], origins, normal_levels(device)
-    )
-    redraw.run(numbers, threshold, negative=negative, follow=follow)
-    bump_version(tensor for layer in layers for tensor in (layer.weight, layer.draw))
-    if follow:
-        bump_version(layer.score for layer in layers)
+    operation = redraw.prepare(cuts, weights, draws, [mask.origin for mask in masks], normal_levels(device))
+    operation.run(numbers, threshold, negative=negative, follow=follow)
+    bump_version((*weights, *draws, *(layer.score for layer in layers if follow)))
 
 
 class IterativeRandomization:
@@ -172,16 +171,16 @@ class IterativeRandomization:
         period: int = 300,
         rate: float = 0.1,
         *,
-        candidates: str = "pruned",
-        redrawn_scores: str = "stay",
+        candidates: Candidates = "pruned",
+        redrawn_scores: RedrawnScores = "stay",
     ) -> None:
         self.model = model
         self.period = check_int("period", period, "a number of iterations, at least 1", low=1)
         self.rate = check_rate(rate)
         _check_choices(require_masked_layers(model).values(), candidates, redrawn_scores)
         self.candidates, self.redrawn_scores = candidates, redrawn_scores
-        self.known_cuts: Callable[[], Any] | None = None
-        """Gives the cuts of all layers on a GPU, from whoever has found them anyway; else a round finds them."""
+        self.known_cuts: Callable[[], FindCuts] | None = None
+        """Gives the current cuts of all layers on a GPU, where the training step has found them already."""
         self.iteration = 0
 
     def step(self) -> None:
@@ -199,5 +198,41 @@ class IterativeRandomization:
         return {"iteration": self.iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
+        """Resume from a state."""
         self.iteration = int(state["iteration"])
+
+
+class Stepper(Protocol):
+    """What is called once an iteration, after the optimizer; it has the protocol of torch's schedulers."""
+
+    def step(self) -> None:
+        """Count one iteration."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a state."""
+        ...
+
+
+def recommended_steppers(model: nn.Module, *, steps: int) -> list[Stepper]:
+    """The steppers that go with ``prune_(..., preset="recommended")``; call ``step()`` of each once an iteration.
+
+    Every 300 iterations pruned weights with negative scores are redrawn (all of signed constants, a tenth of other
+    distributions), and scores follow their weights. Where the whole network is ranked as one, the sparsity rises to its
+    final value over the first half of the ``steps``.
+    """
+    check_int("steps", steps, "a number of iterations, at least 1", low=1)
+    masks = [layer.parametrization for layer in require_masked_layers(model).values()]
+    two_valued = all(mask.settings.weight_distribution == "signed_constant" for mask in masks)
+    steppers: list[Stepper] = [
+        IterativeRandomization(
+            model, period=300, rate=1.0 if two_valued else 0.1, candidates="negative", redrawn_scores="follow"
+        )
+    ]
+    if any(isinstance(mask.ranking, GlobalRanking) for mask in masks):
+        steppers.append(SparsitySchedule(model, "cubic", steps=max(1, round(0.5 * steps))))
+    return steppers

@@ -1,40 +1,25 @@
-"""CalculateMask (Section 2): which weights are kept, as an exact cut through the scores.
+"""Which weights are kept: CalculateMask (Section 2), and which scores compete with which.
 
-The mask that keeps the top of n scores is described by two numbers, a threshold t and the last index c that still gets
-in where scores are equal:
-
-    m_i = 1  if  s_i > t  or  (s_i = t and i ≤ c)
-
-so the number of kept weights is exact whatever the ties: the lower index wins.
+The cut through the scores is found in `iterand.backend`.
 """
 
-import importlib.util
-import inspect
-import math
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from iterand import backend
+from iterand.backend import Cut, RankBy, reference
 from iterand.checks import check_fraction
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-"""Whether there is Triton, which the kernels are written in; it comes with torch for CUDA."""
+if TYPE_CHECKING:
+    from iterand.backend.triton.cuts import FindCuts
 
-
-# The operator keeps tables on the device, which inductor's own CUDA graphs would put where they reuse memory.
-_TAG = getattr(torch.Tag, "cudagraph_unsafe", None)
-_TAKES_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
-_NOT_RECORDED: dict[str, Any] = {"tags": (_TAG,)} if _TAG is not None and _TAKES_TAGS else {}
-
-
-class Cut(NamedTuple):
-    """A mask in two numbers (0-dimensional tensors, so that finding one never waits for a device)."""
-
-    threshold: Tensor
-    last: Tensor
+RankingChoice = Literal["layer", "global"]
 
 
 def kept_count(count: int, sparsity: float) -> int:
@@ -47,180 +32,150 @@ def check_sparsity(sparsity: float, what: str = "sparsity") -> float:
     return check_fraction(what, sparsity, "the share of weights pruned")
 
 
-def nan_error(name: str) -> ValueError:
-    """What to say of scores that cannot be ranked."""
-    return ValueError(f"the scores of {name!r} contain NaN, so they cannot be ranked; lower the learning rate")
-
-
-@torch.library.custom_op("iterand::cut", mutates_args=())
-def _cut(scores: Tensor, kept: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    # An operator of its own, so that torch.compile takes it as it is.
-    if scores.device.type == "cpu":
-        return _cut_by_partition(scores, int(kept), name)
-    return _cut_by_sort(scores, kept)
-
-
-@_cut.register_fake
-def _(scores: Tensor, kept: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    return scores.new_empty(()), kept.new_empty(())
-
-
-def _highest(scores: Tensor) -> float:
-    return math.inf if scores.dtype.is_floating_point else torch.iinfo(scores.dtype).max
-
-
-def _cut_by_partition(scores: Tensor, kept: int, name: str) -> tuple[Tensor, Tensor]:
-    values = scores.numpy()
-    highest = np.partition(values, values.size - kept)[values.size - kept :] if kept else values
-    if scores.dtype.is_floating_point and np.isnan(highest.max(initial=0)):  # NumPy sorts NaN to the end
-        raise nan_error(name)
-    if kept == 0:
-        return torch.tensor(_highest(scores), dtype=scores.dtype), torch.tensor(-1)
-    threshold = highest[0]
-    tied = np.flatnonzero(values == threshold)
-    return torch.tensor(threshold), torch.tensor(tied[np.count_nonzero(highest == threshold) - 1])
-
-
-def _cut_by_sort(scores: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
-    # No wait for the device here, so NaN cannot raise: it becomes the threshold, and from there every weight's value.
-    values, order = torch.sort(scores, descending=True, stable=True)
-    position = (kept - 1).clamp(min=0).reshape(1)
-    threshold, last = values[position].squeeze(0), order[position].squeeze(0)
-    threshold = torch.where(kept > 0, threshold, _highest(scores))
-    return torch.where(values[0].isnan(), values[0], threshold), torch.where(kept > 0, last, -1)
-
-
-def cut(scores: Tensor, kept: Tensor, name: str = "scores") -> Cut:
-    """The cut that keeps ``kept`` (a whole number in a tensor) of the scores of one layer."""
-    return Cut(*_cut(scores.detach().reshape(-1), kept, name))
-
-
-def cut_layers(
-    scores: Sequence[Tensor],
-    kept: Sequence[Tensor],
-    names: Sequence[str],
-    *,
-    together: bool = False,
-    floors: Sequence[int] = (),
-    rank_by: str = "score",
-) -> list[Cut]:
-    """The cuts of several layers: each ranked by itself, or all ``together`` with their floors."""
-    scores = [score.detach() for score in scores]
-    if scores and on_device(scores):
-        found = _cut_on_device(scores, kept, list(floors), together, rank_by == "magnitude")
-        return [Cut(*numbers) for numbers in zip(found[0].unbind(), found[1].unbind())]
-    ranked = [ranking_key(score, rank_by) for score in scores]
-    if together:
-        return cut_together(ranked, torch.stack(list(kept)).sum(), floors, names)
-    return [cut(score, count, name) for score, count, name in zip(ranked, kept, names)]
-
-
-def on_device(scores: Sequence[Tensor]) -> bool:
-    """Whether ``iterand.backend.triton`` can rank these: float32 on a GPU, without gaps in memory."""
-    if not (scores[0].is_cuda and HAS_TRITON):
-        return False
-    from iterand.backend.triton import cuts  # only where there is Triton
-
-    return cuts.supported(scores) and (torch.compiler.is_compiling() or cuts.working(scores[0].device))
-
-
-@torch.library.custom_op("iterand::cut_on_device", mutates_args=(), **_NOT_RECORDED)
-def _cut_on_device(
-    scores: Sequence[Tensor], kept: Sequence[Tensor], floors: Sequence[int], together: bool, magnitude: bool
-) -> tuple[Tensor, Tensor]:
-    from iterand.backend.triton import cuts
-
-    found = cuts.selection(scores, kept, together=together, floors=floors, magnitude=magnitude)
-    found.find()
-    return found.thresholds.clone(), found.lasts.clone()
-
-
-@_cut_on_device.register_fake
-def _(
-    scores: Sequence[Tensor], kept: Sequence[Tensor], floors: Sequence[int], together: bool, magnitude: bool
-) -> tuple[Tensor, Tensor]:
-    return scores[0].new_empty(len(scores)), kept[0].new_empty(len(scores))
-
-
-def cut_together(scores: Sequence[Tensor], kept: Tensor, floors: Sequence[int], names: Sequence[str]) -> list[Cut]:
-    """The cuts of several layers ranked as one: ``kept`` of all their scores, and of each layer at least its floor.
-
-    A layer's floor is met by its own highest scores; the rest of the budget goes to the highest scores of the network.
-    Either way a layer keeps its own top, so what comes out is again one cut a layer.
-    """
-    sizes = [score.numel() for score in scores]
-    offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-    own = [_cut_floor(score.detach(), floor, name) for score, floor, name in zip(scores, floors, names)]
-    keys = [_ordered(score.detach()).masked_fill(keeps(score, floor), _FIRST) for score, floor in zip(scores, own)]
-    key, last = cut(torch.cat([key.reshape(-1) for key in keys]), kept, "the network")
-    threshold = torch.where(key >= _FIRST, math.inf, _unordered(key))
-    threshold = torch.where(torch.stack([floor.threshold for floor in own]).isnan().any(), math.nan, threshold)
-    cuts = []
-    for offset, floor in zip(offsets, own):
-        local = torch.where(key >= _FIRST, -1, last - offset)
-        wider = (floor.threshold < threshold) | ((floor.threshold == threshold) & (floor.last > local))
-        cuts.append(Cut(torch.where(wider, floor.threshold, threshold), torch.where(wider, floor.last, local)))
-    return cuts
-
-
-def _cut_floor(scores: Tensor, floor: int, name: str) -> Cut:
-    kept = torch.full((), floor, device=scores.device)  # a launch, not a copy that would wait
-    if floor or scores.device.type == "cpu":
-        return cut(scores, kept, name)
-    return Cut(torch.where(scores.isnan().any(), math.nan, math.inf), kept - 1)
-
-
-_FIRST = 1 << 40  # ranks before the key of any score
-
-
-def _ordered(scores: Tensor) -> Tensor:
-    """Whole numbers in the order of float32 scores; the two zeros are one."""
-    bits = (scores.float() + 0.0).view(torch.int32)
-    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
-
-
-def _unordered(key: Tensor) -> Tensor:
-    """The score of a key."""
-    bits = key.to(torch.int32)
-    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).view(torch.float32)
-
-
-def keeps(scores: Tensor, cut: Cut) -> Tensor:
-    """The mask m of a cut: true where the weight is kept."""
-    kind = torch.int32 if scores.numel() < 1 << 31 else torch.int64
-    index = torch.arange(scores.numel(), dtype=kind, device=scores.device).view(scores.shape)
-    return (scores > cut.threshold) | ((scores == cut.threshold) & (index <= cut.last))
-
-
-def mask_of(scores: Tensor, cut: Cut) -> Tensor:
-    """The same where no gradient is needed: on a CPU equal scores are compared by where they lie, without indices."""
-    if scores.device.type != "cpu":
-        return keeps(scores, cut)
-    values, threshold, following = scores.reshape(-1).numpy(), cut.threshold.numpy(), int(cut.last) + 1
-    mask = np.empty(values.shape, dtype=np.bool_)
-    np.greater_equal(values[:following], threshold, out=mask[:following])
-    np.greater(values[following:], threshold, out=mask[following:])
-    return torch.from_numpy(mask).view(scores.shape)
-
-
-def calculate_mask(scores: Tensor, sparsity: float, *, rank_by: str = "score") -> Tensor:
+def calculate_mask(scores: Tensor, sparsity: float, *, rank_by: RankBy = "score") -> Tensor:
     """CalculateMask(s): true for the top 100(1 − p) % of the scores.
 
     ``rank_by="magnitude"`` ranks |s| instead (Ramanujan et al.).
     """
-    ranked = ranking_key(scores.detach(), rank_by)
+    ranked = reference.ranking_key(scores.detach(), rank_by)
     ranked = ranked if ranked.dtype in (torch.float32, torch.float64) else ranked.float()
     if ranked.isnan().any():
-        raise nan_error("scores")
+        raise reference.nan_error("scores")
     kept = torch.tensor(kept_count(scores.numel(), check_sparsity(sparsity)), device=scores.device)
-    return mask_of(ranked, cut(ranked, kept))
+    return reference.mask_of(ranked, reference.cut(ranked, kept))
 
 
-RANK_BY = ("score", "magnitude")
+class Ranked(Protocol):
+    """What a ranking needs to know of a masked tensor."""
+
+    score: torch.nn.Parameter
+    kept: Tensor
+
+    @property
+    def name(self) -> str:
+        """Its qualified name."""
+        ...
+
+    @property
+    def rank_by(self) -> RankBy:
+        """What is ranked; the same in all tensors of a model."""
+        ...
+
+    @property
+    def floor_count(self) -> int:
+        """How many weights a global ranking must leave to it."""
+        ...
 
 
-def ranking_key(scores: Tensor, rank_by: str) -> Tensor:
-    """What is ranked: the raw scores (the paper), or their magnitude."""
-    if rank_by not in RANK_BY:
-        raise ValueError(f"rank_by is {rank_by!r}; it must be one of {', '.join(RANK_BY)}")
-    return scores.abs() if rank_by == "magnitude" else scores
+Member = TypeVar("Member", bound=Ranked)
+
+
+class Ranking(ABC, Generic[Member]):
+    """Which scores compete with which.
+
+    A forward pass of the pruned model may find all cuts at once when it begins, and drops them when it ends, however it
+    ends. Any other read of a tensor (a submodule called by itself, say) finds its cut again: slower, never stale.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[Member] = []
+        self._passes: dict[int, _Pass] = {}
+
+    @abstractmethod
+    def cuts(self, masks: Sequence[Member]) -> list[Cut]:
+        """The cuts of these members under the current scores."""
+
+    @abstractmethod
+    def prepare_cuts(self, masks: Sequence[Member]) -> "FindCuts":
+        """The same for tensors that `backend.uses_triton`: an operation to be run whenever scores have changed."""
+
+    @abstractmethod
+    def rivals(self, mask: Member) -> Sequence[Member]:
+        """All members whose scores a member's cut depends on."""
+
+    def cut(self, mask: Member) -> Cut:
+        """The cut of one member: that of the current pass, unless the pass itself has changed a score."""
+        current = self._passes.get(_thread())
+        if current is not None:
+            index = self.members.index(mask)
+            if _versions(self.rivals(mask)) == current.versions[index]:
+                return current.cuts[index]
+        return self.cuts([mask])[0]
+
+    def begin(self) -> "_Pass | None":
+        """Begin a forward pass; gives the enclosing one, if any, to be handed to ``end``."""
+        enclosing = self._passes.get(_thread())
+        versions = [_versions(self.rivals(mask)) for mask in self.members]
+        self._passes[_thread()] = _Pass(versions, self.cuts(self.members))
+        return enclosing
+
+    def end(self, enclosing: "_Pass | None") -> None:
+        """End the pass that began last."""
+        if enclosing is None:
+            self._passes.pop(_thread(), None)
+        else:
+            self._passes[_thread()] = enclosing
+
+
+class LayerRanking(Ranking[Member]):
+    """Scores compete within their tensor (the paper's experiments)."""
+
+    def cuts(self, masks: Sequence[Member]) -> list[Cut]:
+        """Each by its own scores."""
+        return _find_cuts(masks)
+
+    def prepare_cuts(self, masks: Sequence[Member]) -> "FindCuts":
+        """Each by its own scores."""
+        return _prepare_cuts(masks)
+
+    def rivals(self, mask: Member) -> Sequence[Member]:
+        """Only the member itself."""
+        return [mask]
+
+    def begin(self) -> "_Pass | None":
+        """Begin a forward pass; only on a GPU is it faster to find all cuts at once."""
+        return super().begin() if self.members[0].score.is_cuda else self._passes.get(_thread())
+
+
+class GlobalRanking(Ranking[Member]):
+    """Scores compete across the whole network (the paper's text)."""
+
+    def cuts(self, masks: Sequence[Member]) -> list[Cut]:
+        """The cuts of these members, by the scores of all."""
+        found = _find_cuts(self.members, together=True, floors=[mask.floor_count for mask in self.members])
+        return [found[self.members.index(mask)] for mask in masks]
+
+    def prepare_cuts(self, masks: Sequence[Member]) -> "FindCuts":
+        """The cuts of these members, which must be all."""
+        return _prepare_cuts(masks, together=True, floors=[mask.floor_count for mask in masks])
+
+    def rivals(self, mask: Member) -> Sequence[Member]:
+        """All members."""
+        return self.members
+
+
+def _find_cuts(masks: Sequence[Ranked], **options: Any) -> list[Cut]:
+    scores, kept, names = [mask.score for mask in masks], [mask.kept for mask in masks], [mask.name for mask in masks]
+    return backend.find_cuts(scores, kept, names, rank_by=masks[0].rank_by, **options)
+
+
+def _prepare_cuts(masks: Sequence[Ranked], **options: Any) -> "FindCuts":
+    from iterand.backend.triton import cuts  # only where there is Triton
+
+    scores, kept = [mask.score.detach() for mask in masks], [mask.kept for mask in masks]
+    return cuts.prepare(scores, kept, magnitude=masks[0].rank_by == "magnitude", **options)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    versions: list[list[int]]
+    """Of the scores that each member's cut depends on."""
+    cuts: list[Cut]
+
+
+def _versions(masks: Sequence[Ranked]) -> list[int]:
+    return backend.versions(mask.score for mask in masks)
+
+
+def _thread() -> int:
+    return 0 if torch.compiler.is_compiling() else threading.get_ident()

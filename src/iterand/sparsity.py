@@ -3,17 +3,32 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from typing import Any, Literal, cast, get_args
 
-from iterand import selection, surgery
-from iterand.parametrization import GlobalRanking, Ranking, Settings, floor_count
+import torch
+from torch import nn
+
+from iterand import surgery
+from iterand.checks import check_int
+from iterand.parametrization import (
+    MaskedParametrization,
+    Settings,
+    floor_count,
+    require_masked_layers,
+    require_whole_rankings,
+)
+from iterand.selection import GlobalRanking, Ranking, check_sparsity, kept_count
 from iterand.surgery import Owner
 
-ALLOCATIONS = ("uniform", "erk")
-SCHEDULES = ("constant", "linear", "cubic")
+Allocation = Literal["uniform", "erk"]
+Schedule = Literal["constant", "linear", "cubic"]
+ALLOCATIONS: tuple[str, ...] = get_args(Allocation)
+SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
 
-def allocate(shapes: Mapping[str, Sequence[int]], sparsity: float, allocation: str = "uniform") -> dict[str, float]:
+def allocate(
+    shapes: Mapping[str, Sequence[int]], sparsity: float, allocation: Allocation = "uniform"
+) -> dict[str, float]:
     """The sparsity of every layer, so that the network as a whole has this one.
 
     ``uniform``: the same everywhere (the paper). ``erk``: Erdős-Rényi-Kernel (Evci et al., 2020), density in
@@ -40,11 +55,11 @@ def allocate(shapes: Mapping[str, Sequence[int]], sparsity: float, allocation: s
 
 def split_kept(sizes: Sequence[int], sparsity: float) -> list[int]:
     """Shares of the kept weights for layers ranked together; they add up to exactly n − round(p·n) of all n."""
-    totals = [selection.kept_count(end, sparsity) for end in itertools.accumulate(sizes)]
+    totals = [kept_count(end, sparsity) for end in itertools.accumulate(sizes)]
     return [total - before for total, before in zip(totals, [0, *totals])]
 
 
-def progress(schedule: str, done: float) -> float:
+def progress(schedule: Schedule, done: float) -> float:
     """How much of the way to the final sparsity is gone when this share of the steps is done."""
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
@@ -54,6 +69,76 @@ def progress(schedule: str, done: float) -> float:
     if schedule == "cubic":
         return 1 - (1 - done) ** 3
     return 1.0
+
+
+def set_sparsity_(model: nn.Module, sparsity: float) -> None:
+    """Prune this share of the weights from now on, but in no layer more than its final sparsity."""
+    layers = require_masked_layers(model)
+    require_whole_rankings(model, layers)
+    set_kept_([layer.parametrization for layer in layers.values()], sparsity)
+
+
+def set_kept_(masks: Sequence[MaskedParametrization], sparsity: float) -> None:
+    """The same for all masks of a model, with every member of their rankings, without a host sync."""
+    counts: dict[MaskedParametrization, int] = {}
+    for mask in masks:
+        if mask not in counts:
+            members = mask.ranking.members if isinstance(mask.ranking, GlobalRanking) else [mask]
+            final = min(sparsity, mask.settings.sparsity)
+            counts |= zip(members, split_kept([member.score.numel() for member in members], final))
+    kept = [mask.kept for mask in masks]
+    values = torch.tensor([counts[mask] for mask in masks], pin_memory=kept[0].is_cuda)
+    torch._foreach_copy_(kept, list(values.to(kept[0].device, non_blocking=True).unbind()))
+
+
+class SparsitySchedule:
+    """Raise the sparsity from ``start`` to its final value over ``steps`` steps; call ``step()`` once an iteration.
+
+    ``linear``, or ``cubic`` (Zhu and Gupta, 2017: fast first, slow at the end). Each layer goes as far as its own
+    final sparsity. A global ranking has one sparsity, so all its layers must be in the model.
+
+    Like torch's learning-rate schedulers, it sets its first value when it is constructed: from then on the model prunes
+    only ``start`` of its weights, until ``step()`` is called.
+    """
+
+    def __init__(self, model: nn.Module, schedule: Schedule = "cubic", *, steps: int, start: float = 0.0) -> None:
+        progress(schedule, 0)
+        layers = require_masked_layers(model)
+        require_whole_rankings(model, layers)
+        self.model = model
+        self._masks = [layer.parametrization for layer in layers.values()]
+        self.schedule = schedule
+        self.steps = check_int("steps", steps, "a number of iterations, at least 1", low=1)
+        self.start = check_sparsity(start, "start")
+        self.iteration = 0
+        self._apply()
+
+    @property
+    def final(self) -> float:
+        """The highest final sparsity of any layer; a state that the model loads may bring another."""
+        return max(mask.settings.sparsity for mask in self._masks)
+
+    def step(self) -> None:
+        """Count one iteration and set the sparsity it calls for."""
+        self.iteration += 1
+        if self.iteration <= self.steps:
+            self._apply()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The count of iterations."""
+        return {"iteration": self.iteration}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a state."""
+        self.iteration = int(state["iteration"])
+        self._apply()
+
+    def _apply(self) -> None:
+        gone = progress(self.schedule, self.iteration / self.steps)
+        final = self.final
+        start = min(self.start, final)
+        between = start * (1 - gone) + final * gone
+        set_kept_(self._masks, min(max(between, start), final))  # rounding may lead out of the interval
 
 
 def refuse_beside_mapping(ranking: str, allocation: str, floor: float) -> None:
@@ -83,7 +168,7 @@ def own_sparsities(
                 if owner.matches(pattern):
                     dense = isinstance(value, str) and value == "dense"
                     what = f"{argument}[{pattern!r}]"
-                    asked[owner.name] = 0.0 if dense else selection.check_sparsity(cast(float, value), what)
+                    asked[owner.name] = 0.0 if dense else check_sparsity(cast(float, value), what)
         if len(set(asked.values())) > 1:
             (a, p), (b, q), *_ = asked.items()
             raise ValueError(f"{a!r} and {b!r} are one tied tensor, but ask for sparsity {p} and {q}; give one")
@@ -103,7 +188,10 @@ def mapped_sparsities(chosen: Mapping[str, list[Owner]], sparsity: Mapping[str, 
     return own
 
 
-def refuse_empty(plan: Iterable[tuple[list[Owner], Settings, Ranking]], together: GlobalRanking) -> None:
+def refuse_empty(
+    plan: Iterable[tuple[list[Owner], Settings, Ranking[MaskedParametrization]]],
+    together: GlobalRanking[MaskedParametrization],
+) -> None:
     """Refuse settings that leave a layer without weights, or promise more than there is; shifts may all go."""
     pooled = floors = 0
     sparsity = 0.0
@@ -112,12 +200,12 @@ def refuse_empty(plan: Iterable[tuple[list[Owner], Settings, Ranking]], together
         if rank is together:
             pooled, floors = pooled + count, floors + floor_count(count, settings.floor)
             sparsity = settings.sparsity
-        elif group[0].kind != "shift" and selection.kept_count(count, settings.sparsity) == 0:
+        elif group[0].kind != "shift" and kept_count(count, settings.sparsity) == 0:
             raise ValueError(
                 f"sparsity {settings.sparsity:g} leaves none of the {count} weights of {settings.name!r}; "
                 "lower it, rank over the whole network, or give the layer an own one with overrides="
             )
-    kept = selection.kept_count(pooled, sparsity)
+    kept = kept_count(pooled, sparsity)
     if pooled and kept < max(floors, 1):
         asked = f"and floor= asks for {floors}; lower either" if floors else "so nothing to search; lower it"
         raise ValueError(f"sparsity {sparsity:g} leaves {kept} of {pooled} weights, {asked}")

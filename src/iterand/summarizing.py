@@ -4,11 +4,12 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from iterand.masking import MaskedLayer, require_masked_layers
-from iterand.parametrization import calculate_masks
+from iterand.parametrization import MaskedLayer, calculate_masks, require_masked_layers
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,11 @@ def _summarize(layer: MaskedLayer, mask: Tensor) -> LayerSummary:
     return LayerSummary(layer.name, tuple(mask.shape), total, kept, int((draws > 0).sum()), bits)
 
 
-def entropy(counts: list[int]) -> float:
-    """Bits in a sequence with these symbol counts."""
-    total = sum(counts)
-    return sum(-count * math.log2(count / total) for count in counts if count)
+def entropy(counts: ArrayLike) -> float:
+    """The bits that a sequence with these symbol counts costs at least, with the same frequencies for all of it."""
+    counted = np.array(counts, dtype=np.float64)
+    counted = counted[counted > 0]
+    return abs(float((counted * np.log2(counted / counted.sum())).sum()))
 
 
 def _pad(cell: str, width: int, column: int) -> str:

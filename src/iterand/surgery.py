@@ -18,7 +18,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from iterand.parametrization import MaskedParametrization, Ranking
+from iterand.parametrization import MaskedParametrization
+from iterand.selection import Ranking
 
 # Modules, and which of their parameters are weights and biases.
 _KINDS: list[tuple[tuple[type, ...], str, str]] = [
@@ -74,6 +75,11 @@ def owners(model: nn.Module) -> list[Owner]:
         for attribute, parameter in module._parameters.items()
         if parameter is not None
     ]
+
+
+def has_shifts(model: nn.Module) -> bool:
+    """Whether a model has a norm that adds a parameter."""
+    return any(owner.kind == "shift" for owner in owners(model))
 
 
 def matching(pattern: str, candidates: Iterable[Owner], what: str) -> list[Owner]:
@@ -246,7 +252,7 @@ def _read_live(module: nn.Module) -> None:
         dynamic._init_flat_weights = dynamic._update_flat_weights = lambda self: None
 
 
-def cache_cuts_(root: nn.Module, rankings: list[Ranking]) -> None:
+def cache_cuts_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]]) -> None:
     """Make a pass through the model find its cuts once."""
     # A class of its own, as parametrize does it: hooks would not be called after Ctrl-C in the middle of a pass. Where
     # the root itself is parametrized, it lies below that class, which torch adds properties to and removes them from.
@@ -255,7 +261,7 @@ def cache_cuts_(root: nn.Module, rankings: list[Ranking]) -> None:
 
     @functools.wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        own = cast(list[Ranking], getattr(self, _RANKINGS))
+        own = cast("list[Ranking[MaskedParametrization]]", getattr(self, _RANKINGS))
         around = [ranking.begin() for ranking in own]
         try:
             return base.forward(self, *args, **kwargs)

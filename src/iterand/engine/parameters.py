@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from iterand.backend.triton.cuts import Selection
+from iterand import backend
+from iterand.backend.triton.cuts import FindCuts
 from iterand.backend.triton.layers import bump_version, pointers, same_order
-from iterand.backend.triton.masking import MaskedWeights, ScoreUpdate
+from iterand.backend.triton.masks import ApplyMasks, UpdateScores
 from iterand.distributions import normal_levels
-from iterand.masking import masked_layers
-from iterand.parametrization import selection_on_device
+from iterand.parametrization import masked_layers
 from iterand.randomization import IterativeRandomization
 
 _INSIDE = ".parametrizations."
@@ -82,22 +82,22 @@ class MaskedParameters:
         masks = [layer.parametrization for layer in layers.values()]
         weights = [layer.weight.detach() for layer in layers.values()]
         for mask, weight in zip(masks, weights):
-            mask.lie_as_(weight)
+            mask.match_layout_(weight)
         self._scores: list[Tensor] = [mask.score.detach() for mask in masks]
         if len({mask.ranking for mask in masks}) > 1 or any(weight.dtype != torch.float32 for weight in weights):
             raise CannotFuse("layers are ranked in different ways, or weights are not float32")
         self._kept = [mask.kept for mask in masks]
         self._kept_changes = kept_changes
-        self._cuts: Selection = selection_on_device(masks)
+        self._cuts = masks[0].ranking.prepare_cuts(masks)
         self._cut_versions: list[int] | None = None
         # What norms add stays in float32, as under autocast.
         kinds = [torch.bfloat16 if half and weight.dim() > 1 else torch.float32 for weight in weights]
         self.leaves: list[Tensor] = [
             torch.zeros_like(weight, dtype=kind).requires_grad_() for weight, kind in zip(weights, kinds)
         ]
-        self._masked = MaskedWeights(self._cuts, weights, self.leaves)
+        self._apply = ApplyMasks(self._cuts, weights, self.leaves)
         momenta = momentum_buffers(optimizer)
-        self._step = ScoreUpdate(self._cuts, weights, momenta, self.leaves)
+        self._update = UpdateScores(self._cuts, weights, momenta, self.leaves)
         self.state: list[Tensor] = [*self._scores, *momenta]
         others = dict(model.named_parameters()) | dict(model.named_buffers())
         self.tensors: dict[str, Tensor] = {name: tensor for name, tensor in others.items() if _INSIDE not in name}
@@ -114,11 +114,11 @@ class MaskedParameters:
             if isinstance(stepper, IterativeRandomization):
                 stepper.known_cuts = self.cuts
 
-    def cuts(self) -> Selection:
+    def cuts(self) -> FindCuts:
         """The cuts of the scores as they are, found unless they are known."""
         versions = self._versions()
         if self._cut_versions != versions:
-            self._cuts.find()
+            self._cuts.run()
             self._cut_versions = versions
         return self._cuts
 
@@ -130,8 +130,8 @@ class MaskedParameters:
     def prepare(self) -> None:
         """Mask the weights."""
         if self._kept_changes:
-            self._cuts.find()
-        self._masked.compute()
+            self._cuts.run()
+        self._apply.run()
 
     def update(self, gradients: tuple[Tensor, ...]) -> None:
         """Update the scores by the gradients of the masked weights, and find their cuts."""
@@ -145,9 +145,9 @@ class MaskedParameters:
             self._gradients = gradients  # nothing may be written to the device now
         else:
             addresses = pointers(gradients)
-        self._step.run(addresses, self._learning_rate, self._momentum, self._weight_decay)
+        self._update.run(addresses, self._learning_rate, self._momentum, self._weight_decay)
         if not self._kept_changes:
-            self._cuts.find()
+            self._cuts.run()
 
     def end(self) -> None:
         """The scores are others now, of which neither kernels nor graphs tell torch; their cuts were found."""
@@ -160,7 +160,7 @@ class MaskedParameters:
         self._captured.copy_(pointers(self._gradients))
 
     def _versions(self) -> list[int]:
-        return [tensor._version for tensor in (*self._scores, *self._kept)]
+        return backend.versions((*self._scores, *self._kept))
 
 
 def optimized(optimizer: Optimizer) -> list[Tensor]:

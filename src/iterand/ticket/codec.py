@@ -239,10 +239,3 @@ def _decode(model: Model, state: NDArray[np.uint32], words: _Words) -> Symbols:
         lane = (lane + len(symbols)) % len(state)
         missing -= int(np.count_nonzero(symbols < _LONGEST_RUN)) if model.kind == "runs" else len(symbols)
     return np.concatenate(parts)
-
-
-def entropy(counts: Sequence[int] | Symbols | NDArray[np.float64]) -> float:
-    """The bits a sequence with these counts costs at least, under one frequency for all of it."""
-    counted = np.array(counts, dtype=np.float64)
-    counted = counted[counted > 0]
-    return abs(float((counted * np.log2(counted / counted.sum())).sum()))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from iterand import distributions, philox
 from iterand.parametrization import Settings
+from iterand.summarizing import entropy
 from iterand.ticket import codec
 
 ALWAYS = 1 << 32  # the threshold of a coin that falls in any case
@@ -161,7 +162,7 @@ def place_bits(draw_counts: NDArray[np.integer[Any]], history: History) -> dict[
         forwards, backwards = _fall_counts(history)
         falls = {"first": forwards, "latest": backwards}
         counts = {way: redrawn @ falls[way][: len(redrawn)] for way in falls}
-    return {way: codec.entropy(np.concatenate([initial, count])) for way, count in counts.items()}
+    return {way: entropy(np.concatenate([initial, count])) for way, count in counts.items()}
 
 
 @lru_cache(maxsize=4)

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from iterand.ticket import codec
+from iterand.summarizing import entropy
 from iterand.ticket.read import Ticket
 
 
@@ -56,7 +56,7 @@ def cost(ticket: Ticket) -> Cost:
             rounds=layer.header.rounds,
             redrawn=layer.header.redrawn,
             stored=layer.header.stored,
-            bits=codec.entropy(layer.header.mask_model.counts) + codec.entropy(layer.header.value_model.counts),
+            bits=entropy(layer.header.mask_model.counts) + entropy(layer.header.value_model.counts),
         )
         for layer in ticket.layers.values()
     )

@@ -11,8 +11,14 @@ from torch.utils.hooks import RemovableHandle
 
 from iterand import distributions, selection
 from iterand.errors import TicketError
-from iterand.masking import MaskedLayer, masked_layers, require_masked_layers, require_whole_rankings, unwrap
-from iterand.parametrization import MaskedParametrization
+from iterand.parametrization import (
+    MaskedLayer,
+    MaskedParametrization,
+    masked_layers,
+    require_masked_layers,
+    require_whole_rankings,
+    unwrap,
+)
 from iterand.ticket.draws import drawn, kept_indices
 from iterand.ticket.read import Ticket, read_ticket
 
@@ -30,7 +36,7 @@ def resume_(model: nn.Module, layers: Mapping[str, "TicketLayer"], state: Mappin
     masked = require_masked_layers(root)
     require_whole_rankings(root, masked)
     _check_settings(masked, layers)
-    masks = {name: layers[name].mask() for name in masked}
+    masks = {name: layers[name].mask for name in masked}
     _check_counts(masked, layers, masks)
     draws = {name: _draws(layers[name], mask) for name, mask in masks.items()}  # what is refused changes nothing
     for name, layer in masked.items():
@@ -54,7 +60,7 @@ def hold_zeros_(model: nn.Module, layers: Mapping[str, "TicketLayer"]) -> list[R
     for name, layer in layers.items():
         if name not in parameters:
             raise TicketError(f"it holds {name!r}, which {kind} does not have")
-        pruned[name] = ~layer.mask().to(parameters[name].device)
+        pruned[name] = ~layer.mask.to(parameters[name].device)
         if parameters[name].shape != pruned[name].shape or parameters[name].detach()[pruned[name]].any():
             raise TicketError(f"{name!r} of {kind} is not zero where it prunes; fill it with load_ticket first")
     return [_without(parameters[name], where) for name, where in pruned.items()]

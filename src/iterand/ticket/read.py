@@ -119,6 +119,7 @@ class TicketLayer:
     number: int
     """Which of the layers it is."""
 
+    @property
     def mask(self) -> Tensor:
         """m: true where the weight is kept."""
         model = self.header.mask_model
@@ -138,7 +139,7 @@ class TicketLayer:
         if self.header.stored == "round":
             return told
         redrawn = told.nonzero().squeeze(1)
-        index = draws.kept_indices(self.mask() if mask is None else mask)[redrawn]
+        index = draws.kept_indices(self.mask if mask is None else mask)[redrawn]
         latest = self.header.stored == "latest"
         found = draws.draws(index, told[redrawn], self._key, self.header.history, latest=latest)
         if not found.all():
@@ -152,13 +153,13 @@ class TicketLayer:
         """The kept weights in the order of their indices, float32."""
         if self.header.stored == "level":
             return self._lookup(self._level_weights())
-        mask = self.mask() if mask is None else mask
+        mask = self.mask if mask is None else mask
         draw = cast(Tensor, self.draws(mask))
         return draws.drawn(self.header.settings, self._distribution(), draws.kept_indices(mask), draw)
 
     def weight(self, digest: "hashlib._Hash | None" = None) -> Tensor:
         """θ ⊙ m in the type of the model; what it is made of goes to the digest."""
-        mask = self.mask()
+        mask = self.mask
         values = self.values(mask)
         if digest is not None:
             mask_symbols, value_symbols = self.stream.symbols[2 * self.number : 2 * self.number + 2]

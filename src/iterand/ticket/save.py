@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -13,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from iterand import distributions, surgery
+from iterand import __version__, distributions, surgery
 from iterand.checks import is_text
 from iterand.files import atomic_write
-from iterand.masking import MaskedLayer, refuse_computed_further, require_masked_layers, unwrap
-from iterand.parametrization import MaskedParametrization, calculate_masks
+from iterand.masking import refuse_computed_further
+from iterand.parametrization import MaskedLayer, MaskedParametrization, calculate_masks, require_masked_layers, unwrap
+from iterand.summarizing import entropy
 from iterand.ticket import codec, draws, format
 from iterand.ticket.draws import History
 from iterand.ticket.header import FilledTensor, Header, LayerHeader, StoredTensor, to_json
 from iterand.ticket.read import parse
-from iterand.version import VERSION
 
 Bits = NDArray[np.integer[Any]]
 
@@ -45,7 +46,7 @@ class _Told(NamedTuple):
     @property
     def bits(self) -> float:
         """What it costs at least."""
-        return codec.entropy(list(self.counts.values()))
+        return entropy(list(self.counts.values()))
 
 
 class Encoded(NamedTuple):
@@ -64,7 +65,7 @@ def encode_layers(layers: Mapping[str, MaskedLayer]) -> Encoded:
     coins = sum(
         int(np.count_nonzero(draw)) * layer.parametrization.rounds for draw, layer in zip(kept_draws, layers.values())
     )
-    mask_bits = sum(codec.entropy([mask.numel() - len(index), len(index)]) for mask, index in zip(masks, indices))
+    mask_bits = sum(entropy([mask.numel() - len(index), len(index)]) for mask, index in zip(masks, indices))
     by_place = coins <= draws.allowed_coins(int(mask_bits) // 8)  # the file will not be smaller than its masks
     quick = sum(map(len, indices)) + coins <= _QUICK
     headers, sequences, models = [], [], []
@@ -195,12 +196,15 @@ def save_ticket(
 
     Args:
         model: A model that ``prune_`` masked; wrapped, compiled, on any device.
-        path: Where to; a file that is there is replaced once the new one is whole.
+        path: The file to write, in a folder that exists. A file of that name is replaced once the new one is whole.
         recipe: Where the model comes from, as JSON. ``recipe["network"]`` is the name and the options of one of the
             project's own networks, and lets ``load_ticket`` build the model by itself.
         metrics: How good it is, as JSON.
         half: Store the other tensors, such as batch-norm statistics, in float16: smaller, no longer bit-equal.
     """
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder that exists; create it, or give another path")
     atomic_write(path, ticket_bytes(model, recipe=recipe, metrics=metrics, half=half))
 
 
@@ -232,7 +236,7 @@ def ticket_bytes(
     data, planes = format.pack_tensors(stored)
     header = Header(
         layers=tuple(encoded.layers),
-        package=VERSION,
+        package=__version__,
         weights_sha256=encoded.weights_sha256,
         levels=_own_levels(kept.layers),
         tensors=described,

@@ -3,11 +3,12 @@
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from iterand import distributions, selection
+from iterand import distributions
+from iterand.backend import RankBy
 from iterand.checks import is_text
 from iterand.errors import TicketError
 from iterand.ticket import codec, draws, format
@@ -169,7 +170,7 @@ SETTINGS = {
     "fan_in": Column(_integer(1, 1 << 40), "an integer of at least 1", _usual_fan_in),
     "sparsity": Column(_fraction, "a number from 0 to 1"),
     "ranking": Column(_one_of("layer", "global"), "'layer' or 'global'", lambda row: "layer"),
-    "rank_by": Column(_one_of(*selection.RANK_BY), "'score' or 'magnitude'", lambda row: "score"),
+    "rank_by": Column(_one_of(*get_args(RankBy)), "'score' or 'magnitude'", lambda row: "score"),
     "floor": Column(_fraction, "a number from 0 to 1", lambda row: 0.0),
 }
 TABLES = {

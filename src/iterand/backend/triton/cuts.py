@@ -1,7 +1,5 @@
 """Finding the cuts of all layers at once on the device, without a host sync."""
 
-import functools
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +14,6 @@ from iterand.backend.triton.layers import (
     MISSES,
     Layers,
     addresses,
-    is_dense,
     launching_on,
     pointers,
     remembered,
@@ -36,11 +33,11 @@ _ROUNDS = 6
 _PROGRAMS = 528  # of a round that usually has nothing to do
 
 
-class Selection:
+class FindCuts:
     """The cuts of several tensors of scores (float32): each on its own, or all ranked as one.
 
     ``kept`` are 0-dimensional tensors, one for each tensor of scores; of tensors ranked as one their sum counts. Only
-    the addresses of the tensors are kept here, so whoever asks for cuts must keep the tensors.
+    the addresses of the tensors are kept here, so the caller must keep the tensors alive.
     ``thresholds`` and ``lasts`` hold the result: the numbers of a ``Cut`` for every tensor.
     """
 
@@ -51,7 +48,7 @@ class Selection:
         *,
         together: bool = False,
         magnitude: bool = False,
-        before: "Selection | None" = None,
+        before: "FindCuts | None" = None,
     ) -> None:
         layers = Layers(scores)
         device, count = layers.device, len(scores)
@@ -77,7 +74,7 @@ class Selection:
         self._places = torch.empty(self._groups, CANDIDATES, dtype=torch.int64, device=device)
         self._digits = torch.zeros(self._groups, _ROUNDS, _DIGITS, dtype=torch.int32, device=device)
 
-    def find(self) -> None:
+    def run(self) -> None:
         """Find the cuts of the scores as they are now."""
         with launching_on(self.layers.device):
             self._find()
@@ -114,63 +111,38 @@ class Selection:
         return self._numbers[:, int(MISSES.value)]
 
 
-class FlooredSelection(Selection):
-    """Tensors ranked as one, of which each keeps its floor in any case (``selection.cut_together``)."""
+class _FindCutsAboveFloors(FindCuts):
+    """Tensors ranked as one, each keeping at least its floor (``reference.cut_together``)."""
 
     def __init__(self, scores: Sequence[Tensor], kept: Sequence[Tensor], floors: Sequence[int], **options: Any) -> None:
         self._counts = to_device_async(torch.tensor(floors), scores[0].device)
-        self._own = Selection(scores, self._counts.unbind(), **options)
+        self._own = FindCuts(scores, self._counts.unbind(), **options)
         super().__init__(scores, kept, together=True, before=self._own, **options)
 
-    def find(self) -> None:
+    def run(self) -> None:
         """Find each tensor's floor, then the cut of all, and take the wider of both."""
-        self._own.find()
-        super().find()
+        self._own.run()
+        super().run()
         own, both = self._own, (self.thresholds, self.lasts)
         wider = (own.thresholds < both[0]) | ((own.thresholds == both[0]) & (own.lasts > both[1]))
         both[0].copy_(torch.where(wider, own.thresholds, both[0]))
         both[1].copy_(torch.where(wider, own.lasts, both[1]))
 
 
-def supported(scores: Sequence[Tensor]) -> bool:
-    """Whether kernels can rank these: float32 on one CUDA device, without gaps."""
-    return all(
-        score.is_cuda
-        and score.device == scores[0].device
-        and score.dtype == torch.float32
-        and score.numel() > 0
-        and is_dense(score)
-        for score in scores
-    )
-
-
-@functools.cache
-def working(device: torch.device) -> bool:
-    """Whether kernels can be compiled for a device: Triton needs a C compiler, and a GPU that is not too old."""
-    try:
-        score, kept = torch.zeros(8, device=device), torch.ones((), dtype=torch.int64, device=device)
-        Selection([score], [kept]).find()
-    except Exception as error:  # whatever a compiler or a driver may raise
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        logging.getLogger("iterand").warning("without Triton's kernels, so slower than it could be: %s", reason)
-        return False
-    return True
-
-
-def selection(
+def prepare(
     scores: Sequence[Tensor],
     kept: Sequence[Tensor],
     *,
     together: bool = False,
     floors: Sequence[int] = (),
     magnitude: bool = False,
-) -> Selection:
-    """The selection over these tensors; for the same places in memory it is the same one."""
+) -> FindCuts:
+    """The operation on these tensors, made once and used again for the same addresses in memory."""
 
-    def make() -> Selection:
+    def make() -> FindCuts:
         if together and any(floors):
-            return FlooredSelection(scores, kept, floors, magnitude=magnitude)
-        return Selection(scores, kept, together=together, magnitude=magnitude)
+            return _FindCutsAboveFloors(scores, kept, floors, magnitude=magnitude)
+        return FindCuts(scores, kept, together=together, magnitude=magnitude)
 
     key = (together, magnitude, tuple(floors) if together else (), *addresses(scores), *addresses(kept))
     return remembered(key, make)

@@ -1,6 +1,4 @@
-"""The bits of ``iterand.philox`` and ``iterand.distributions`` in Triton, whose generator is the same one.
-
-Randomize, Eq. (3), for all layers in one launch: coin, fresh value and draw; and all weights from their draws."""
+"""Randomize, Eq. (3), for all layers in one launch, with the bits of `iterand.philox` and `iterand.distributions`."""
 
 from collections.abc import Sequence
 
@@ -10,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from iterand.backend.triton.cuts import Selection
+from iterand.backend.triton.cuts import FindCuts
 from iterand.backend.triton.layers import (
     BLOCK,
     EXACT,
@@ -55,19 +53,22 @@ Origin = tuple[int, int, int, float]
 
 
 class Redraw:
-    """Redraws the pruned weights of several layers; these may lie in another order than scores and draws do."""
+    """``reference.redraw`` for all layers in one launch.
+
+    Weights may lie in memory in another order than scores and draws.
+    """
 
     def __init__(
         self,
-        selection: Selection,
+        cuts: FindCuts,
         weights: Sequence[Tensor],
         draws: Sequence[Tensor],
         origins: Sequence[Origin],
         normal: Tensor,
     ) -> None:
-        self._selection = selection
+        self._cuts = cuts
         self._weights, self._draws = pointers(weights), pointers(draws)
-        self._origins, self._normal = _table(origins, selection.layers.device), normal
+        self._origins, self._normal = _table(origins, cuts.layers.device), normal
         self._table = Layers(weights).table
         self._same = all(same_order(weight, draw) for weight, draw in zip(weights, draws))
 
@@ -76,51 +77,25 @@ class Redraw:
 
         ``negative``: only where the score is below zero; ``follow``: a score changes its sign when its weight does.
         """
-        found, layers = self._selection, self._selection.layers
+        cuts, layers = self._cuts, self._cuts.layers
         with launching_on(layers.device):
             _redraw[(layers.blocks,)](
-                layers.owner, layers.table, found.scores, self._weights, self._draws, self._origins, self._normal,
-                self._table, found.thresholds, found.lasts, numbers, threshold,
-                BLOCK=BLOCK, MAGNITUDE=found.magnitude, SAME=self._same, NEGATIVE=negative, FOLLOW=follow, **EXACT,
+                layers.owner, layers.table, cuts.scores, self._weights, self._draws, self._origins, self._normal,
+                self._table, cuts.thresholds, cuts.lasts, numbers, threshold,
+                BLOCK=BLOCK, MAGNITUDE=cuts.magnitude, SAME=self._same, NEGATIVE=negative, FOLLOW=follow, **EXACT,
             )  # fmt: skip
 
 
-def redraw(
-    found: Selection,
+def prepare(
+    cuts: FindCuts,
     weights: Sequence[Tensor],
     draws: Sequence[Tensor],
     origins: Sequence[Origin],
     normal: Tensor,
 ) -> Redraw:
-    """What redraws the weights that this selection prunes; for the same places in memory it is the same one."""
-    key = (id(found), *origins, *addresses(weights), *addresses(draws))
-    return remembered(key, lambda: Redraw(found, weights, draws, origins, normal))
-
-
-class Regeneration:
-    """Writes weights as their draws say."""
-
-    def __init__(
-        self, weights: Sequence[Tensor], draws: Sequence[Tensor], origins: Sequence[Origin], normal: Tensor
-    ) -> None:
-        self._layers = Layers(weights)
-        self._weights, self._draws = pointers(weights), pointers(draws)
-        self._origins, self._normal = _table(origins, self._layers.device), normal
-
-    def run(self) -> None:
-        """All of them, in one launch."""
-        layers = self._layers
-        with launching_on(layers.device):
-            _regenerate[(layers.blocks,)](
-                layers.owner,
-                layers.table,
-                self._weights,
-                self._draws,
-                self._origins,
-                self._normal,
-                BLOCK=BLOCK,
-                **EXACT,
-            )
+    """The operation on these tensors, made once and used again for the same addresses in memory."""
+    key = (id(cuts), *origins, *addresses(weights), *addresses(draws))
+    return remembered(key, lambda: Redraw(cuts, weights, draws, origins, normal))
 
 
 def _table(origins: Sequence[Origin], device: torch.device) -> Tensor:
@@ -163,15 +138,3 @@ def _redraw(
     tl.store(floats(weights, layer) + place, fresh, mask=redraw)
     draw = tl.load(draws + layer).to(tl.pointer_type(tl.int32))
     tl.store(draw + start + lane, tl.zeros_like(lane) + number, mask=redraw)
-
-
-@triton.jit
-def _regenerate(
-    owner, table, weights, draws, origin, normal, BLOCK: tl.constexpr
-):  # fmt: skip
-    layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
-    lane = tl.arange(0, BLOCK)
-    exists = lane < left
-    draw = tl.load(tl.load(draws + layer).to(tl.pointer_type(tl.int32)) + start + lane, mask=exists, other=0)
-    _, fresh = _fresh(origin, normal, layer, index_of(table, layer, start, lane), draw)
-    tl.store(floats(weights, layer) + start + lane, fresh, mask=exists)

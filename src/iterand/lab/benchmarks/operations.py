@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from iterand import philox
-from iterand.distributions import normal_levels
+from iterand.backend import find_cuts, triton_problem, uses_triton
 from iterand.lab.benchmarks.table import Notify, Options, Row, Table, attempt
 from iterand.lab.benchmarks.timing import Spread, Work, one_by_one, spread, subject
-from iterand.masking import MaskedLayer, masked_layers, prune_
-from iterand.parametrization import selection_on_device
-from iterand.randomization import randomize_, redraw_on_device_
-from iterand.selection import HAS_TRITON, cut_layers, kept_count
+from iterand.masking import prune_
+from iterand.parametrization import MaskedLayer, masked_layers
+from iterand.randomization import find_cuts_on_device, randomize_, redraw_on_device_
+from iterand.selection import kept_count
 
 CUT_KNOWN = "randomize, cut known"
 """The row of a randomization after a training step, which has found the cut."""
@@ -96,19 +96,19 @@ def _times(
 
 def _exact(scores: list[Tensor], counts: list[int], together: bool) -> Work:
     kept = [torch.tensor(count, device=scores[0].device) for count in counts]
-    if scores[0].is_cuda and HAS_TRITON:
-        from iterand.backend.triton.cuts import Selection
+    if uses_triton(scores):
+        from iterand.backend.triton.cuts import FindCuts
 
-        found = Selection(scores, kept, together=together)
+        cuts = FindCuts(scores, kept, together=together)
 
         def find() -> list[Tensor]:
-            found.find()
+            cuts.run()
             return kept  # keeps them alive: kernels read the counts by address
 
         return find
     names = [f"layer {number}" for number in range(len(scores))]
     floors = [0] * len(scores)
-    return lambda: cut_layers(scores, kept, names, together=together, floors=floors)
+    return lambda: find_cuts(scores, kept, names, together=together, floors=floors)
 
 
 def _threshold(way: str, scores: list[Tensor], counts: list[int], together: bool) -> Work:
@@ -154,7 +154,7 @@ def _randomize_rows(name: str, options: Options, notify: Notify) -> list[Row]:
     prune_(model, recipe.method.sparsity, weights=recipe.method.weight_distribution)
     layers = list(masked_layers(model).values())
     for layer in layers:
-        layer.parametrization.lie_as_(layer.weight)
+        layer.parametrization.match_layout_(layer.weight)
     weights = sum(layer.weight.numel() for layer in layers)
     works: dict[str, Callable[[], Work]] = {
         "randomize": lambda: lambda: randomize_(model, _RATE),
@@ -181,28 +181,18 @@ def _randomize_rows(name: str, options: Options, notify: Notify) -> list[Row]:
 
 
 def _has_kernels(device: torch.device) -> bool:
-    return device.type == "cuda" and HAS_TRITON
+    return device.type == "cuda" and triton_problem(device) is None
 
 
 def _redraw(layers: list[MaskedLayer]) -> Work:
-    found = selection_on_device([layer.parametrization for layer in layers])
-    found.find()
-    return lambda: redraw_on_device_(layers, found, philox.coin_threshold(_RATE))
+    cuts = find_cuts_on_device(layers)
+    return lambda: redraw_on_device_(layers, cuts, philox.coin_threshold(_RATE))
 
 
 def _regenerate(layers: list[MaskedLayer]) -> Work:
-    masks, weights = [layer.parametrization for layer in layers], [layer.weight.detach() for layer in layers]
-    if _has_kernels(weights[0].device):
-        from iterand.backend.triton.redraw import Regeneration
-
-        draws = [layer.draw for layer in layers]
-        origins = [mask.origin for mask in masks]
-        regeneration = Regeneration(weights, draws, origins, normal_levels(weights[0].device))
-        return regeneration.run
-
     def write() -> None:
-        for mask, weight in zip(masks, weights):
-            weight.copy_(mask.weight())
+        for layer in layers:
+            layer.weight.copy_(layer.parametrization.weight())
 
     return write
 

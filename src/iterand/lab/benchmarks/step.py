@@ -13,13 +13,13 @@ from functools import partial
 import torch
 from torch import nn
 
+from iterand.backend import triton_problem
 from iterand.lab.benchmarks.table import FAILED, Notify, Options, Row, Table, attempt, reason
 from iterand.lab.benchmarks.timing import Subject, burst, forget, spread, subject, take_turns, wait
 from iterand.lab.data import Batch
 from iterand.lab.training.session import Session
 from iterand.lab.training.steps import EagerStep, Step
 from iterand.randomization import IterativeRandomization
-from iterand.selection import HAS_TRITON
 
 METHODS = ("sgd", "edge_popup", "iterand")
 PERIOD = 300
@@ -70,7 +70,7 @@ def chosen_ways(options: Options) -> list[Way]:
 def ways(device: torch.device) -> list[Way]:
     """The ways of executing a step on a device."""
     found = [Way("eager", EagerStep)]
-    if device.type == "cuda" and HAS_TRITON:
+    if device.type == "cuda" and triton_problem(device) is None:
         from iterand.lab.training.fused import FusedStep
 
         found += [

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from iterand.backend import triton_problem
 from iterand.lab.data import Batch
 from iterand.lab.experiments.library import find_recipe
 from iterand.lab.networks import build_network
 from iterand.lab.training import recipe_file
 from iterand.lab.training.recipe import Recipe
-from iterand.selection import HAS_TRITON
 
 Work = Callable[[], object]
 Name = TypeVar("Name", bound=Hashable)
@@ -58,7 +58,7 @@ def forget(device: torch.device) -> None:
     """Free unused memory and caches."""
     gc.collect()
     if device.type == "cuda":
-        if HAS_TRITON:
+        if triton_problem(device) is None:
             from iterand.backend.triton import layers
 
             layers.forget()

@@ -23,6 +23,7 @@ from iterand.lab.theory.target import (
     trained_target,
     unprotected,
 )
+from iterand.parametrization import MaskedLayer, masked_layers
 
 LARGEST = 1 << 24  # weights of a random network
 _PENALTY = 4.0  # more than any distance of two numbers from -1 to 1
@@ -121,7 +122,7 @@ def build(
         held &= pair_held
     sparsity = {name: 1 - int(mask.sum()) / mask.numel() for name, (mask, _) in states.items()}
     masking.prune_(model, sparsity, weights="uniform", seed=seed)
-    for name, layer in masking.masked_layers(model).items():
+    for name, layer in masked_layers(model).items():
         _set_state(layer, states[name], rounds)
     return Construction(model, held)
 
@@ -170,7 +171,7 @@ def _layer_pair(
 
 
 @torch.no_grad()
-def _set_state(layer: masking.MaskedLayer, state: State, rounds: int) -> None:
+def _set_state(layer: MaskedLayer, state: State, rounds: int) -> None:
     layer.score.copy_(torch.where(state.mask, 1.0, -1.0))
     layer.draw.copy_(state.draw)
     layer.weight.copy_(layer.parametrization.weight())

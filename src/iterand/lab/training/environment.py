@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from iterand.version import VERSION
+from iterand import __version__
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ def describe(device: "torch.device", world_size: int = 1) -> dict[str, Any]:
     if device.type == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name(device)
     return {
-        "iterand": VERSION,
+        "iterand": __version__,
         "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,

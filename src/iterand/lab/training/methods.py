@@ -5,32 +5,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from iterand import IterativeRandomization, SparsitySchedule, prune_, scores, surgery
+from iterand.backend.reference import cut_together, keeps
 from iterand.lab.networks.lstm import LSTMClassifier
 from iterand.lab.training.recipe import Recipe
-from iterand.selection import cut_together, keeps, kept_count
-
-
-class Stepper(Protocol):
-    """Something that advances once per iteration, as torch's schedulers do."""
-
-    def step(self) -> None:
-        """Advance by one iteration."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state that a checkpoint saves."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a saved state."""
-        ...
+from iterand.randomization import Stepper
+from iterand.selection import kept_count
 
 
 @dataclass(frozen=True)
@@ -49,7 +35,7 @@ class Prepared:
 
 def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
     """Prepare a new network, in place, for the method of a recipe and this many iterations."""
-    method = recipe.method
+    method: Any = recipe.method  # choices are checked when a recipe is read, so they need no types here
     if method.trains_weights:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if method.name == "sgd":

@@ -2,12 +2,14 @@
 
 import math
 from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from typing import Any, get_args
 
-from iterand import distributions, masking, randomization, selection
+from iterand import distributions, randomization
 from iterand import sparsity as sparsities
+from iterand.backend import RankBy
 from iterand.errors import RecipeError
 from iterand.lab.data import AUGMENTATIONS, NORMALIZATIONS
+from iterand.selection import RankingChoice
 
 METHODS = ("sgd", "edge_popup", "iterand", "imp")
 LEARNING_RATES = ("constant", "cosine", "multi_step", "warmup_cosine")
@@ -68,8 +70,8 @@ class MethodRecipe:
     sparsity: float = _number(0.5, 0, 1)
     weight_distribution: str = "kaiming_uniform"
     score_distribution: str = "kaiming_uniform"
-    ranking: str = _choice("layer", *masking.RANKINGS)
-    rank_by: str = _choice("score", *selection.RANK_BY)
+    ranking: str = _choice("layer", *get_args(RankingChoice))
+    rank_by: str = _choice("score", *get_args(RankBy))
     allocation: str = _choice("uniform", *sparsities.ALLOCATIONS)
     floor: float = _number(0.0, 0, 1)
     norms: str = _choice("fixed", "fixed", "shifted")
@@ -80,7 +82,7 @@ class MethodRecipe:
     period: int = _count(300, 1)
     rate: float = _number(0.1, 0, 1)
     candidates: str = _choice("pruned", *randomization.CANDIDATES)
-    redrawn_scores: str = _choice("stay", *randomization.SCORES)
+    redrawn_scores: str = _choice("stay", *randomization.REDRAWN_SCORES)
     rounds: int = _count(3, 1)
     """For ``imp``: how many times weights are pruned and the others rewound."""
 

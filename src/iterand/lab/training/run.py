@@ -23,8 +23,8 @@ from iterand.lab.training.network import build_for_data, network_options
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.session import Session, selected_epoch
 from iterand.lab.training.steps import Execution, choose_step, evaluate
-from iterand.masking import masked_layers
 from iterand.memory import exhaustion_explained
+from iterand.parametrization import masked_layers
 from iterand.randomization import IterativeRandomization
 from iterand.ticket import load_ticket, read_ticket, save_ticket
 

@@ -11,9 +11,9 @@ from iterand.errors import CheckpointError
 from iterand.lab.training import recipe_file
 from iterand.lab.training.distributed import ALONE, Ranks
 from iterand.lab.training.folder import Checkpoint
-from iterand.lab.training.methods import Stepper, prepare
+from iterand.lab.training.methods import prepare
 from iterand.lab.training.recipe import Recipe
-from iterand.masking import masked_layers
+from iterand.parametrization import masked_layers
 
 
 class Session:
@@ -33,7 +33,7 @@ class Session:
         self.model = model
         self.parallel = ranks.parallel(model, device)
         """The model as a training step calls it: it averages gradients over the ranks."""
-        self.steppers: list[Stepper] = prepared.steppers
+        self.steppers = prepared.steppers
         self._begin_epoch = prepared.begin_epoch
         self.constrain = prepared.constrain
         """Called after each update of the parameters."""

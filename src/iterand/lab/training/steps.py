@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from iterand import backend
 from iterand.lab.data import Batch, Dataset, Split
 from iterand.lab.data.text import TextSplit, arranged
 from iterand.lab.training.distributed import ALONE, Ranks
 from iterand.lab.training.recipe import Recipe, TrainingRecipe
 from iterand.lab.training.session import Session
-from iterand.selection import HAS_TRITON
 
 EVALUATION_BATCH = 250  # long reviews and large images must fit too
 _MANY_STEPS = 30_000  # compiling takes a minute and saves 2 ms a step
@@ -53,14 +53,8 @@ def choose_step(session: Session, data: Dataset[Split], execution: Execution) ->
     # A fused step updates scores as their gradients come; over several ranks these are averaged first.
     if session.device.type != "cuda" or session.ranks.count > 1:
         return EagerStep(session)
-    reason = None
-    if isinstance(data.train, TextSplit):
-        reason = "texts differ in length"
-    elif not HAS_TRITON:
-        reason = "Triton is not installed; pip install triton"
-    elif not _kernels_work(session):
-        reason = "Triton does not work here"
-    else:
+    reason = "texts differ in length" if isinstance(data.train, TextSplit) else backend.triton_problem(session.device)
+    if reason is None:
         from iterand.lab.training.fused import CannotFuse, FusedStep
 
         compile = execution.compile
@@ -77,15 +71,10 @@ def choose_step(session: Session, data: Dataset[Split], execution: Execution) ->
 def compiling_pays(recipe: Recipe, steps: int) -> bool:
     """Whether a run of this many steps is faster with its network compiled, which takes a minute.
 
-    For large images a compiled network is a tenth faster; for small ones the fused layers are faster (docs/engine.md).
+    For large images a compiled network is a tenth faster; for small ones the fused layers are faster
+    (docs/explanation/engine.md).
     """
     return recipe.data.name == "imagenet" and steps >= _MANY_STEPS
-
-
-def _kernels_work(session: Session) -> bool:
-    from iterand.backend.triton import cuts
-
-    return cuts.working(session.device)
 
 
 class EagerStep:

@@ -1,4 +1,4 @@
-"""θ ⊙ m for all layers in one pass, and the update of all scores in another."""
+"""Masked weights of all layers in one launch, and the update of all scores in another."""
 
 from collections.abc import Sequence
 
@@ -7,45 +7,45 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from iterand.backend.triton.cuts import Selection
+from iterand.backend.triton.cuts import FindCuts
 from iterand.backend.triton.layers import BLOCK, EXACT, floats, kept_at, launching_on, locate, pointers, to_device_async
 
 
-class MaskedWeights:
-    """The masked weights of several layers, in the precision that the network computes in.
+class ApplyMasks:
+    """``reference.apply_mask`` for all layers in one launch, in the precision that the network computes in.
 
     All tensors of a layer lie in memory in the same order.
     """
 
-    def __init__(self, selection: Selection, weights: Sequence[Tensor], masked: Sequence[Tensor]) -> None:
-        self._selection = selection
+    def __init__(self, cuts: FindCuts, weights: Sequence[Tensor], masked: Sequence[Tensor]) -> None:
+        self._cuts = cuts
         self._weights, self._masked = pointers(weights), pointers(masked)
         self._halves = halves(masked)
 
-    def compute(self) -> None:
-        """Multiply the weights by the masks of the cuts as they are."""
-        found, layers = self._selection, self._selection.layers
+    def run(self) -> None:
+        """Mask the weights by the current cuts."""
+        cuts, layers = self._cuts, self._cuts.layers
         with launching_on(layers.device):
             _apply[(layers.blocks,)](
-                layers.owner, layers.table, found.scores, self._weights, self._masked, self._halves, found.thresholds,
-                found.lasts, BLOCK=BLOCK, MAGNITUDE=found.magnitude, **EXACT,
+                layers.owner, layers.table, cuts.scores, self._weights, self._masked, self._halves, cuts.thresholds,
+                cuts.lasts, BLOCK=BLOCK, MAGNITUDE=cuts.magnitude, **EXACT,
             )  # fmt: skip
 
 
-class ScoreUpdate:
-    """∂L/∂s = θ ⊙ ∂L/∂(θ ⊙ m), weight decay, momentum and step of SGD for all layers: one pass over memory.
+class UpdateScores:
+    """``reference.update_scores`` for all layers in one launch.
 
-    The operations and their rounding are those of ``torch.optim.SGD``. Gradients are as precise as ``masked``.
+    The operations and their rounding are those of ``torch.optim.SGD``. Gradients have the dtypes of ``masked``.
     """
 
     def __init__(
         self,
-        selection: Selection,
+        cuts: FindCuts,
         weights: Sequence[Tensor],
         momentum_buffers: Sequence[Tensor],
         masked: Sequence[Tensor],
     ) -> None:
-        self._selection = selection
+        self._cuts = cuts
         self._weights, self._buffers = pointers(weights), pointers(momentum_buffers)
         self._halves = halves(masked)
 
@@ -54,12 +54,12 @@ class ScoreUpdate:
 
         The learning rate (float32) is on the device, so that a graph need not know it.
         """
-        layers = self._selection.layers
+        layers = self._cuts.layers
         with launching_on(layers.device):
             _update[(layers.blocks,)](
-                layers.owner, layers.table, self._selection.scores, self._weights, self._buffers, gradients,
+                layers.owner, layers.table, self._cuts.scores, self._weights, self._buffers, gradients,
                 self._halves, learning_rate, momentum, weight_decay,
-                BLOCK=BLOCK, MAGNITUDE=self._selection.magnitude, DECAYS=weight_decay != 0, MOVES=momentum != 0,
+                BLOCK=BLOCK, MAGNITUDE=self._cuts.magnitude, DECAYS=weight_decay != 0, MOVES=momentum != 0,
                 **EXACT,
             )  # fmt: skip
 
