@@ -1,4 +1,4 @@
-"""A network of one's own, searched in a loop of one's own: by the paper's settings, by ours, and trained beside them.
+"""Your own network in your own loop: searched with the paper's and the recommended settings, and trained for comparison.
 
 python examples/own_model.py                  # scikit-learn's digits, a minute or two on a laptop
 python examples/own_model.py --sparsity 0.5 --json own-model.json
@@ -24,7 +24,7 @@ BATCH = 64
 
 
 def network() -> nn.Sequential:
-    """Any module would do; this one has 14,000 weights, and batch norms."""
+    """Any module works; this one has 14,000 weights, and batch norms."""
     return nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()),
         *(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)),
@@ -34,7 +34,7 @@ def network() -> nn.Sequential:
 
 
 class Digits:
-    """1,437 images of 8×8 to learn from, in a new order every time, and 360 to test with."""
+    """1,437 training images of 8×8 pixels, shuffled every epoch, and 360 test images."""
 
     def __init__(self) -> None:
         digits = load_digits()
@@ -66,15 +66,15 @@ def trained(data: Digits, sparsity: float, seed: int, epochs: int) -> nn.Module:
 
 
 def as_the_paper_does(data: Digits, sparsity: float, seed: int, epochs: int) -> nn.Module:
-    """IteRand: ranked in each layer, r = .1; no weight is trained."""
+    """IteRand with the settings of the paper: ranked in each layer, r = 0.1; no weight is trained."""
     model = iterand.prune_(network(), sparsity, weights="signed_constant", seed=seed)
     optimizer = torch.optim.SGD(iterand.scores(model), lr=0.1, momentum=0.9, weight_decay=5e-4)
     return loop(model, data, optimizer, epochs, iterand.IterativeRandomization(model, period=50, rate=0.1))
 
 
 def as_we_do(data: Digits, sparsity: float, seed: int, epochs: int) -> nn.Module:
-    """All of docs/beyond.md; no weight is trained here either."""
-    model = iterand.prune_(network(), sparsity, weights="signed_constant", ranking="global", norms="shifted", seed=seed)
+    """IteRand with the recommended settings (docs/guides/recommended.md); no weight is trained here either."""
+    model = iterand.prune_(network(), sparsity, preset="recommended", seed=seed)
     optimizer = torch.optim.SGD(iterand.scores(model), lr=0.5, momentum=0.9, weight_decay=1e-4)
     loop(
         model,

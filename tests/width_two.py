@@ -1,4 +1,7 @@
-"""A lower bound on the failure at width 2 for f(x) = x, the case that refutes Proposition 4.3 (``docs/theory.md``)."""
+"""A lower bound on the failure at width 2 for f(x) = x, the case that refutes Proposition 4.3.
+
+``docs/explanation/theory.md`` has the proof.
+"""
 
 from scipy import integrate
 

@@ -1,7 +1,7 @@
 """The paper's claims: Theorem 4.1 and the lemmas of Appendix A as functions, and the prior work it compares with.
 
 Each function is derived from the previous one by the reduction that the proof uses. For R > 1 the claims rest on a
-step that is false: ``exact.py`` has the correct probabilities, ``docs/theory.md`` the proofs.
+step that is false: ``exact.py`` has the correct probabilities, ``docs/explanation/theory.md`` the proofs.
 
 ``rounds`` is R in this package: the number of draws of every weight, the first one and R − 1 redraws, so ``rounds=1``
 means no redraws. Elsewhere (``rounds`` of a masked layer) it counts redraws only.
@@ -75,7 +75,8 @@ def width_two_rounds(epsilon: float, delta: float) -> int:
 
     It is linear in log(1/δ), which refutes Proposition 4.3. With two hidden neurons one must carry x > 0 and the other
     x < 0, each with u·v ≥ 1 − ε. Let q be the probability that the R draws of a neuron allow that on one given side,
-    and c on both sides. Then the failure has probability 1 − 2q² + c², and c ≥ max(0, 2q − 1) (``docs/theory.md``).
+    and c on both sides. Then the failure has probability 1 − 2q² + c², and c ≥ max(0, 2q − 1).
+    ``docs/explanation/theory.md`` has the proof.
     """
     check_epsilon(epsilon)
     check_delta(delta)

@@ -2,7 +2,8 @@
 
 The proof of Theorem 4.1 needs a hidden neuron with one of its R draws of u near ±1 and one of its R draws of v near w.
 The R² pairs share their draws, so they are not independent. The R draws of one weight are independent, and so are
-different weights; nothing else is used here. ``rounds`` is R, as in ``bounds.py``. Proofs: ``docs/theory.md``.
+different weights; nothing else is used here. ``rounds`` is R, as in ``bounds.py``.
+``docs/explanation/theory.md`` has the proofs.
 """
 
 import math
