@@ -1,4 +1,4 @@
-"""Your own network in your own loop: searched with the paper's and the recommended settings, and trained for comparison.
+"""Your own network in your own loop: searched with the paper's and the recommended settings, and trained beside them.
 
 python examples/own_model.py                  # scikit-learn's digits, a minute or two on a laptop
 python examples/own_model.py --sparsity 0.5 --json own-model.json

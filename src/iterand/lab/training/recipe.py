@@ -38,7 +38,9 @@ class DataRecipe:
     """The data set, and how it is prepared."""
 
     name: str = "digits"
+    """Data set: digits, cifar10, imagenet or imdb."""
     augmentation: str = _choice("none", *AUGMENTATIONS)
+    """How training images are augmented."""
     normalization: str = _choice("default", *NORMALIZATIONS)
     """The data set by whose mean and standard deviation pixels are normalized."""
     limit: int = _count(0, 0)
@@ -52,8 +54,11 @@ class NetworkRecipe:
     """The network."""
 
     name: str = "digits_conv"
+    """Network of the package."""
     width_factor: float = _number(1.0, 1e-6, 1e12)
+    """ρ: multiplies the number of channels."""
     classes: int = _count(0, 0)
+    """Number of outputs; 0 takes it from the data."""
     vocabulary_size: int = _count(0, 0)
     """0 for ``classes`` and ``vocabulary_size``: taken from the data."""
     forget_bias: float = _number(0.0, -1000, 1000)
@@ -67,22 +72,35 @@ class MethodRecipe:
     """The method: which weights (ranking), how many (sparsity), from what (distributions), when (randomization)."""
 
     name: str = _choice("iterand", *METHODS)
+    """``sgd`` and ``imp`` train weights; ``edge_popup`` and ``iterand`` search for a mask."""
     sparsity: float = _number(0.5, 0, 1)
+    """p: share of weights that are pruned."""
     weight_distribution: str = "kaiming_uniform"
+    """D_param: distribution of the weights."""
     score_distribution: str = "kaiming_uniform"
+    """D_score: distribution of the initial scores."""
     ranking: str = _choice("layer", *get_args(RankingChoice))
+    """Scores compete within their layer or over the whole network."""
     rank_by: str = _choice("score", *get_args(RankBy))
+    """Rank raw scores or their magnitude."""
     allocation: str = _choice("uniform", *sparsities.ALLOCATIONS)
+    """How the sparsity is spread over layers that are ranked one by one."""
     floor: float = _number(0.0, 0, 1)
+    """With global ranking, the share of its weights that every layer keeps."""
     norms: str = _choice("fixed", "fixed", "shifted")
     """What batch norms add to normalized values: nothing, or a random bias that is masked like a weight."""
     sparsity_schedule: str = _choice("constant", *sparsities.SCHEDULES)
+    """How the sparsity rises from 0 to its final value."""
     sparsity_schedule_share: float = _number(0.5, 1e-6, 1)
     """The share of the iterations over which the sparsity rises."""
     period: int = _count(300, 1)
+    """K_per: iterations between rounds of randomization."""
     rate: float = _number(0.1, 0, 1)
+    """r: probability with which a candidate is redrawn in a round."""
     candidates: str = _choice("pruned", *randomization.CANDIDATES)
+    """Redraw all pruned weights, or only those with a negative score."""
     redrawn_scores: str = _choice("stay", *randomization.REDRAWN_SCORES)
+    """Keep the score of a redrawn weight, or flip its sign when the weight's sign flips."""
     rounds: int = _count(3, 1)
     """For ``imp``: how many times weights are pruned and the others rewound."""
 
@@ -110,7 +128,9 @@ class OptimizerRecipe:
     """SGD with momentum and weight decay, on scores or weights."""
 
     momentum: float = _number(0.9, 0, 1)
+    """Momentum of SGD."""
     weight_decay: float = _number(5e-4, 0, _LARGEST_RATE)
+    """Weight decay, of scores or weights."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +138,17 @@ class LearningRateRecipe:
     """The learning rate η over epochs (Appendix B)."""
 
     initial: float = _number(0.1, 0, _LARGEST_RATE)
+    """Learning rate at the start, or after the warm-up."""
     schedule: str = _choice("cosine", *LEARNING_RATES)
+    """How it changes, once per epoch."""
     milestones: tuple[int, ...] = field(default=(), metadata={"low": 0, "high": _LARGEST_COUNT})
     """For ``multi_step``: the epochs at which the rate is multiplied by ``factor``."""
     factor: float = _number(0.1, 0, _LARGEST_RATE)
+    """For ``multi_step``: the factor."""
     warmup_epochs: int = _count(5, 0)
+    """For ``warmup_cosine``: epochs of linear warm-up."""
     final_epochs: int = _count(5, 0)
+    """For ``warmup_cosine``: epochs at the end with the rate ``final``."""
     final: float = _number(1e-5, 0, _LARGEST_RATE)
     """For ``warmup_cosine``: the rate of the last ``final_epochs``."""
 
@@ -142,9 +167,13 @@ class TrainingRecipe:
     """Epochs, batches, precision, loss, and which epoch is tested."""
 
     epochs: int = _count(10, 1)
+    """Number of epochs, all rounds of ``imp`` together."""
     batch_size: int = _count(64, 1)
+    """Examples per step, over all ranks."""
     precision: str = _choice("float32", *PRECISIONS)
+    """Type of the forward and backward pass; weights and scores are float32."""
     channels_last: bool = False
+    """Memory format of images and convolutions."""
     norm_statistics: str = _choice("running", "running", "recomputed")
     """Of batch norms: running averages, or recomputed for the final network over the training examples."""
     label_smoothing: float = _number(0.0, 0, 1)
@@ -162,8 +191,11 @@ class Recipe:
     """A whole recipe."""
 
     name: str = "unnamed"
+    """Name of the recipe and of its run folders."""
     description: str = ""
+    """One line for ``iterand recipes``."""
     seed: int = _count(0, 0, (1 << 63) - 1)
+    """Decides weights, scores, coins, order of examples and augmentation."""
     scale: str = _choice("full", *SCALES)
     """``tiny`` marks a dry run, whose results mean nothing."""
     data: DataRecipe = field(default_factory=DataRecipe)
