@@ -122,9 +122,7 @@ def resume_(model: nn.Module, layers: Mapping[str, TicketLayer], state: Mapping[
     _check_settings(masked, layers)
     masks = {name: layers[name].mask for name in masked}
     _check_counts(masked, layers, masks)
-    draws = {
-        name: _find_draws(layers[name], mask) for name, mask in masks.items()
-    }  # may raise, before any change
+    draws = {name: _find_draws(layers[name], mask) for name, mask in masks.items()}  # may raise, before any change
     for name, layer in masked.items():
         mask, parametrization = masks[name], layer.parametrization
         parametrization.history = list(layers[name].header.history.runs)

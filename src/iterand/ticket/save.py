@@ -64,13 +64,15 @@ def ticket_bytes(
     half: bool = False,
 ) -> bytes:
     """The bytes of a ticket."""
-    kept = _split_state(model)
-    encoded = encode_layers(kept.layers)
+    content = _split_state(model)
+    encoded = encode_layers(content.layers)
     filled: dict[str, FilledTensor] = {}
     described: dict[str, StoredTensor] = {}
     stored: list[Tensor] = []
     # Similar tensors compress better next to each other: all means, then all variances.
-    for name, value in sorted(kept.tensors.items(), key=lambda item: (str(item[1].dtype), item[0].rpartition(".")[2])):
+    for name, value in sorted(
+        content.tensors.items(), key=lambda item: (str(item[1].dtype), item[0].rpartition(".")[2])
+    ):
         if value.dtype not in format.DTYPE_NAMES:
             raise ValueError(f"{name!r} is {value.dtype}, which a ticket cannot hold; convert it before saving")
         dtype, shape = format.DTYPE_NAMES[value.dtype], tuple(value.shape)
@@ -85,11 +87,11 @@ def ticket_bytes(
         layers=tuple(encoded.layers),
         package=__version__,
         weights_sha256=encoded.weights_sha256,
-        levels=_custom_levels(kept.layers),
+        levels=_custom_levels(content.layers),
         tensors=described,
         planes=tuple(planes),
         filled=filled,
-        aliases=kept.aliases,
+        aliases=content.aliases,
         recipe=_to_plain_json(recipe, "recipe"),
         metrics=_to_plain_json(metrics, "metrics"),
     )
@@ -200,9 +202,7 @@ def _split_state(model: nn.Module) -> _Content:
     for name, value in state.items():
         described = first.setdefault(_storage_key(value), name) if value.numel() else name
         if described == name:
-            tensors[name] = (
-                value.detach().to("cpu", copy=True).contiguous()
-            )  # views of one storage become copies
+            tensors[name] = value.detach().to("cpu", copy=True).contiguous()  # views of one storage become copies
         else:
             aliases[name] = described
     return _Content(layers, tensors, aliases)
