@@ -67,7 +67,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 HOLD = """
 import sys
 from pathlib import Path
-from iterand.locking import locked
+from iterand.files import locked
 with locked(Path(sys.argv[1]), RuntimeError("taken")):
     print("held", flush=True)
     sys.stdin.read()

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 import reference
-from iterand import philox
-from iterand.ticket import codec, draws
+from iterand import philox, summarizing
+from iterand.ticket import draws
 from iterand.ticket.draws import History
 
 SEED, NAME = 5, "layer.weight"
@@ -81,7 +81,7 @@ def real_bits(draw: torch.Tensor, history: History, latest: bool) -> float:
     ordinal = torch.zeros_like(draw)
     ordinal[redrawn] = draws.ordinals(redrawn, draw[redrawn], philox.key(0, "layer"), history, latest=latest)
     assert (ordinal[redrawn] > 0).all()
-    return codec.entropy(ordinal.bincount().tolist())
+    return summarizing.entropy(ordinal.bincount().tolist())
 
 
 @pytest.mark.parametrize("settled", [True, False])
