@@ -48,7 +48,7 @@ class Slot:
 
     @property
     def name(self) -> str:
-        """The parameter's qualified name."""
+        """Qualified name, such as ``encoder.0.weight``."""
         return f"{self.path}.{self.attribute}" if self.path else self.attribute
 
     @property
@@ -64,7 +64,7 @@ class Slot:
         return norm.get(self.attribute, "bare")
 
     def matches(self, pattern: str) -> bool:
-        """Whether a glob pattern fits the parameter's qualified name, or its module's."""
+        """Whether a glob pattern matches the qualified name of the tensor or of its module."""
         return fnmatchcase(self.name, pattern) or fnmatchcase(self.path, pattern)
 
 
@@ -293,12 +293,12 @@ def cache_cuts_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]])
 
     @functools.wraps(base.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        own = cast(list[Ranking[MaskedParametrization]], getattr(self, _RANKINGS))
-        previous = [ranking.begin() for ranking in own]
+        current = cast(list[Ranking[MaskedParametrization]], getattr(self, _RANKINGS))
+        previous = [ranking.begin() for ranking in current]
         try:
             return base.forward(self, *args, **kwargs)
         finally:
-            for ranking, before in zip(own, previous):
+            for ranking, before in zip(current, previous):
                 ranking.end(before)
 
     caching = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__, _CUTS: True})
@@ -364,7 +364,10 @@ def freeze_biases_(biases: list[Owner]) -> None:
 
 
 def freeze_norms_(affine: list[Owner]) -> None:
-    """Fix the affine parameters of norms at one and zero. Norms with running statistics lose them entirely."""
+    """Fix weight and bias of norms at one and zero. Norms with running statistics get ``affine=False`` instead.
+
+    A norm of which only one of the two is frozen keeps both as parameters.
+    """
     both = Counter(id(owner.module) for owner in affine)
     left = []
     for owner in affine:
@@ -408,6 +411,7 @@ def dropped(module: nn.Module) -> dict[str, float]:
 
 
 def _identity(attribute: str) -> float:
+    """The value of an affine parameter that does not change its input."""
     return 1.0 if attribute == "weight" else 0.0
 
 
@@ -422,6 +426,7 @@ def _freeze_(frozen: list[Owner], value: Callable[[Owner], float]) -> None:
 
 
 def _record(module: nn.Module, attribute: str, trained: bool, *, affine: bool) -> None:
+    """Store on the module that a parameter is frozen, and its ``requires_grad`` before."""
     recorded = {**_recorded(module), attribute: trained}
     if isinstance(module, _NormBase):
         earlier, note = _affine(module), _Affine(affine)
@@ -437,6 +442,7 @@ def _affine(module: nn.Module) -> _Affine | None:
 
 
 def _recorded(module: nn.Module) -> dict[str, bool]:
+    """The frozen parameters of a module → ``requires_grad`` before."""
     affine = _affine(module)
     recorded: dict[str, bool] = getattr(module, _FROZEN, {}) if affine is None else affine.trained
     return recorded

@@ -173,10 +173,10 @@ def _check_counts(
         theirs = layers[group[0]].header.settings.ranking
         for what, held, wanted in counts:
             if wanted > held:
-                way = "as it was" if theirs == ours[0].settings.ranking else f"with ranking={theirs!r}, as it was"
+                hint = "as it was" if theirs == ours[0].settings.ranking else f"with ranking={theirs!r}, as it was"
                 raise TicketError(
                     f"it keeps {held} weights of {what}, and the model {wanted}, so that pruned ones would come back; "
-                    f"prune_ it {way}"
+                    f"prune_ it {hint}"
                 )
 
 

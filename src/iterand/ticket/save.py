@@ -104,9 +104,9 @@ def _custom_levels(layers: Mapping[str, MaskedLayer]) -> dict[str, tuple[int, ..
     """The levels of custom distributions that have a small support."""
     used = {layer.parametrization.distribution for layer in layers.values()}
     return {
-        own.name: tuple(sorted(own.support))
-        for own in used
-        if own.support is not None and own.name not in distributions.BUILT_IN
+        custom.name: tuple(sorted(custom.support))
+        for custom in used
+        if custom.support is not None and custom.name not in distributions.BUILT_IN
     }
 
 
@@ -225,6 +225,7 @@ def _storage_key(value: Tensor) -> tuple[object, ...]:
 # Encoding of masks and kept weights.
 
 Bits = NDArray[np.integer[Any]]
+
 # Draws replace levels, where that is smaller, only if a reader finds them with this many calls of the generator: about
 # a second. They save only a few percent of a file.
 _MAX_GENERATOR_CALLS = 1 << 24
@@ -320,10 +321,10 @@ def _encode_levels(state: MaskedParametrization, weight: Bits, dtype: torch.dtyp
     symbols = np.zeros(weight.shape, dtype=np.uint8)
     counts: dict[int, int] = {}
     for level, bits in zip(levels, _bits(values.to(dtype)).tolist()):
-        holds = weight == bits
-        if count := int(np.count_nonzero(holds)):
+        equal = weight == bits
+        if count := int(np.count_nonzero(equal)):
             if counts:  # the first symbol is 0
-                symbols += holds.view(np.uint8) * np.uint8(len(counts))
+                symbols += equal.view(np.uint8) * np.uint8(len(counts))
             counts[level] = count
     if sum(counts.values()) < len(weight):
         return None
@@ -344,12 +345,13 @@ def _encode_draws(state: MaskedParametrization, index: Tensor, numbers: Bits, as
         index, redrawn_draw = (tensor[redrawn].to(state.score.device) for tensor in (index, draw))
         ordinal = draws.ordinals(index, redrawn_draw, state.key, history, latest=stored == "latest").to("cpu")
         if ordinal.all():
-            kept = torch.zeros_like(draw).index_copy_(0, redrawn, ordinal)
-            return _KeptWeights(stored, *_to_symbols(kept.numpy()), drawn)
+            values = torch.zeros_like(draw).index_copy_(0, redrawn, ordinal)
+            return _KeptWeights(stored, *_to_symbols(values.numpy()), drawn)
     return _KeptWeights("round", *_to_symbols(numbers), drawn)
 
 
 def _expected_bits(state: MaskedParametrization, draw: Bits) -> dict[str, float]:
+    """Estimated size of the draws as ordinals, by encoding."""
     return draws.ordinal_bits(np.bincount(draw, minlength=1), History(tuple(state.history)))
 
 
@@ -363,6 +365,7 @@ def _to_symbols(numbers: Bits) -> tuple[codec.Symbols, dict[int, int]]:
 
 
 def _check_weights(layer: MaskedLayer, weight: Bits, drawn: Tensor) -> None:
+    """Refuse weights that differ from the drawn ones, for instance trained weights."""
     dtype = layer.weight.dtype
     given = _bits(drawn.to(dtype)).numpy()
     if not np.array_equal(given, weight):
@@ -375,6 +378,7 @@ def _check_weights(layer: MaskedLayer, weight: Bits, drawn: Tensor) -> None:
 
 
 def _take(tensor: Tensor, index: Tensor) -> Bits:
+    """The elements at these flat indices, on the host."""
     found: Bits = tensor.to("cpu").reshape(-1).numpy()[index.numpy()]
     return found
 
