@@ -150,6 +150,7 @@ def _convolve(
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
     IN: tl.constexpr, OUT: tl.constexpr, STEPS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
+    """One tile of output pixels, all output channels."""
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     output = tl.arange(0, OUT)
     total = tl.zeros([PIXELS, OUT], tl.float32)

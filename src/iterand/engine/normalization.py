@@ -390,6 +390,7 @@ def _store_sums(sums, part, channel, first, second, channels):
 
 @triton.jit
 def _add_up(sums, result, parts, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Sums of COLUMNS columns."""
     at = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(0, parts, ROWS):

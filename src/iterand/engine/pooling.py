@@ -136,6 +136,7 @@ def _pool(
     images, result, chosen, pixels, channels, columns,
     WIDTH: tl.constexpr, HEIGHT: tl.constexpr, RECTIFIED: tl.constexpr,
 ):  # fmt: skip
+    """Maximum and its position for one tile of outputs."""
     offset, source, valid = _tile(pixels, channels, columns, WIDTH, HEIGHT)
     best = tl.load(images + source, mask=valid, other=0.0).to(tl.float32)
     position = tl.zeros([HEIGHT, WIDTH], tl.int32)
@@ -155,6 +156,7 @@ def _pool(
 def _scatter(
     images, gradient, chosen, pixels, channels, columns, WIDTH: tl.constexpr, HEIGHT: tl.constexpr
 ):  # fmt: skip
+    """Gradient of the images for one tile of outputs."""
     offset, source, valid = _tile(pixels, channels, columns, WIDTH, HEIGHT)
     grad = tl.load(gradient + offset, mask=valid, other=0.0)
     position = tl.load(chosen + offset, mask=valid, other=4).to(tl.int32)
@@ -176,4 +178,5 @@ def _tile(pixels, channels, columns, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
 
 @triton.jit
 def _offset(number, channels, columns):
+    """Offset of pixel ``number`` (0 … 3) of a window from its first pixel."""
     return (number // 2 * (2 * columns) + number % 2) * channels

@@ -76,6 +76,7 @@ def _apply(
     block_layer, table, scores, weights, masked, halves, thresholds, lasts,
     BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr,
 ):  # fmt: skip
+    """One block of ``reference.apply_mask``."""
     layer, start, left = locate(block_layer, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
     exists = lane < left
@@ -97,6 +98,7 @@ def _update(
     momentum, weight_decay,
     BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, DECAYS: tl.constexpr, MOVES: tl.constexpr,
 ):  # fmt: skip
+    """One block of ``reference.update_scores``. DECAYS: weight decay is not 0. MOVES: momentum is not 0."""
     layer, start, left = locate(block_layer, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
     exists = lane < left

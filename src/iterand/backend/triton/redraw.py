@@ -122,6 +122,7 @@ def _redraw(
     thresholds, lasts, numbers, coin,
     BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, SAME: tl.constexpr, NEGATIVE: tl.constexpr, FOLLOW: tl.constexpr,
 ):  # fmt: skip
+    """One block of ``reference.redraw``. SAME: weights have the memory layout of the scores."""
     layer, start, left = locate(block_layer, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
     exists = lane < left
