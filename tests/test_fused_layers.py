@@ -133,7 +133,7 @@ def test_what_is_added_may_be_the_images_themselves():
 def test_images_that_are_too_many_are_left_to_torch(monkeypatch):
     plain, fused = pair(6, True, True)
     images, added = images_of(6, 4), images_of(6, 4)
-    monkeypatch.setattr(kernel_images, "_LARGEST", 10)
+    monkeypatch.setattr(kernel_images, "_MAX_ELEMENTS", 10)
     assert torch.equal(fused(images, added), (plain(images) + added).relu())
     layer = nn.MaxPool2d(2)
     layer.__class__, layer.rectified = FusedPool, True

@@ -19,8 +19,8 @@ from iterand.backend.triton import bracket, masks, radix_select, redraw
 from iterand.backend.triton.layers import EXACT
 from iterand.engine import convolution, normalization, pooling
 
-INTEGERS = {"owner", "halves", "any_failed", "keys", "digits", "normal"}
-FLOATS = {"sums", "found", "shift", "mean", "variance", "first_thresholds", "thresholds", "bracket", "learning_rate"}
+INTEGERS = {"block_layer", "halves", "any_failed", "keys", "digits", "normal"}
+FLOATS = {"sums", "stats", "shift", "mean", "variance", "first_thresholds", "thresholds", "bracket", "learning_rate"}
 SCALARS = {"blocks": "i32", "pixels": "i32", "parts": "i32", "count": "i32", "number": "i32", "coin": "i64",
            "channels": "i32", "columns": "i32", "each": "i32", "eps": "fp32",
            "momentum": "fp32", "weight_decay": "fp32"}
@@ -58,22 +58,22 @@ found = {
     "compare": compiled(bracket.compare),
     "digits of scores": compiled(radix_select.count_digits, INDICES=False, MAGNITUDE=False, FIRST=False),
     "digits of indices": compiled(radix_select.count_digits, INDICES=True, MAGNITUDE=True, FIRST=True),
-    "settle": compiled(radix_select.settle),
+    "finish": compiled(radix_select.finish),
     "apply": compiled(masks._apply, MAGNITUDE=False),
     "update": compiled(masks._update, MAGNITUDE=True, DECAYS=True, MOVES=True),
     "redraw": compiled(redraw._redraw, MAGNITUDE=False, SAME=False, NEGATIVE=True, FOLLOW=True),
     "convolution": compiled(convolution._convolve, **CONVOLUTION),
     "convolution, more channels": compiled(convolution._convolve, **CONVOLUTION | {"INPUTS": 32, "STEPS": 9}),
-    "its gradient by images": compiled(convolution._spread, **CONVOLUTION),
-    "its gradient by weights": compiled(convolution._correlate, **CONVOLUTION),
+    "its gradient by images": compiled(convolution._input_gradient, **CONVOLUTION),
+    "its gradient by weights": compiled(convolution._weight_gradient, **CONVOLUTION),
     "sum of parts": compiled(normalization._add_up, ROWS=512, COLUMNS=8),
-    "sums of images": compiled(normalization.sum_up, **NORM),
-    "mean and deviation": compiled(normalization.conclude, ROWS=512, COLUMNS=8),
-    "norm": compiled(normalization.rescale, **NORM, ADDED=True),
-    "sums of gradients": compiled(normalization.sum_up_gradients, **NORM, FROM_RESULT=False),
-    "gradients of a norm": compiled(normalization.spread_gradients, **NORM, FROM_RESULT=True, ADDED=True, OWN=True),
+    "sums of images": compiled(normalization.partial_sums, **NORM),
+    "mean and deviation": compiled(normalization.finish_statistics, ROWS=512, COLUMNS=8),
+    "norm": compiled(normalization.apply_norm, **NORM, ADDED=True),
+    "sums of gradients": compiled(normalization.partial_gradient_sums, **NORM, FROM_RESULT=False),
+    "gradients of a norm": compiled(normalization.input_gradients, **NORM, FROM_RESULT=True, ADDED=True, TRAINING=True),
     "pooling": compiled(pooling._pool, **NORM),
-    "its gradient": compiled(pooling._spread, **NORM),
+    "its gradient": compiled(pooling._scatter, **NORM),
 }
 print(json.dumps(found))
 """

@@ -67,7 +67,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 HOLD = """
 import sys
 from pathlib import Path
-from iterand.locking import locked
+from iterand.files import locked
 with locked(Path(sys.argv[1]), RuntimeError("taken")):
     print("held", flush=True)
     sys.stdin.read()
@@ -92,7 +92,7 @@ def test_a_file_that_its_holder_removes_meanwhile_is_no_lock(tmp_path, monkeypat
     """Between opening and locking it, another process may end and a third one begin."""
     if "win" in (platform[:3], sys.platform[:3]):
         pytest.skip("an open file cannot be removed there")
-    path, take, seen = tmp_path / "lock", files._take, []
+    path, take, seen = tmp_path / "lock", files._try_lock, []
 
     def late(file):
         if not seen:
@@ -102,7 +102,7 @@ def test_a_file_that_its_holder_removes_meanwhile_is_no_lock(tmp_path, monkeypat
             path.touch()
         seen.append(take(file))
 
-    monkeypatch.setattr(files, "_take", late)
+    monkeypatch.setattr(files, "_try_lock", late)
     with locked(path, TAKEN):
         monkeypatch.undo()
         with pytest.raises(RuntimeError, match="taken"), locked(path, TAKEN):

@@ -53,7 +53,7 @@ def test_convolution_and_its_gradients(inputs, outputs, kernel, side, stride, ki
 
 
 def test_images_without_gradient(monkeypatch):
-    monkeypatch.setattr(convolution, "_spread", None)  # which would compute it
+    monkeypatch.setattr(convolution, "_input_gradient", None)  # which would compute it
     images, weight = case(3, 4, 3, 6)
     convolve(images.detach(), weight, 1).sum().backward()
     other = weight.detach().double().requires_grad_()
@@ -104,7 +104,7 @@ def test_images_that_are_too_many_are_left_to_torch(monkeypatch):
     wanted = layer(images)
     narrow_(nn.Sequential(layer))
     assert isinstance(layer, NarrowConvolution)
-    monkeypatch.setattr(kernel_images, "_LARGEST", 8 * 2 * 6 * 6)
+    monkeypatch.setattr(kernel_images, "_MAX_ELEMENTS", 8 * 2 * 6 * 6)
     assert torch.equal(layer(images), wanted)
 
 

@@ -277,7 +277,7 @@ def test_signs_or_draws_whichever_is_smaller(tmp_path, monkeypatch):
     assert stored(0, 1.0) == "round"  # never redrawn: the seed says it all
     assert stored(1, 0.01) == "first"  # hardly redrawn
     assert stored(6, 0.4) == "level"
-    monkeypatch.setattr(save, "_QUICK", 1000)
+    monkeypatch.setattr(save, "_MAX_GENERATOR_CALLS", 1000)
     assert stored(1, 0.01) == "level"  # draws would be smaller, but take longer to find again
 
 
@@ -365,7 +365,7 @@ def test_a_distribution_that_is_gone_or_changed_is_named(tmp_path, monkeypatch):
 
 
 def test_the_writer_keeps_to_the_readers_limits(tmp_path, monkeypatch):
-    monkeypatch.setattr(read, "_FREE_ELEMENTS", 10)
+    monkeypatch.setattr(read, "_ELEMENTS_ALLOWANCE", 10)
     monkeypatch.setattr(read, "_ELEMENTS_PER_BYTE", 0)
     with pytest.raises(TicketError, match=r"describes \d+ elements in \d+ bytes; the limit is 10"):
         iterand.save_ticket(mixed(), tmp_path / "a.ticket")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from iterand.summarizing import entropy
+from iterand import summarizing
 from iterand.ticket import codec
 from iterand.ticket.codec import Model
 
@@ -109,7 +109,7 @@ def test_a_mask_costs_its_entropy(share):
     counts = [400_000 - kept, kept]
     data = encoded([shuffled(counts, 1)], [Model(counts)])
     bits = -sum(count * math.log2(count / 400_000) for count in counts)
-    assert bits == pytest.approx(entropy(counts))
+    assert bits == pytest.approx(summarizing.entropy(counts))
     assert -1 <= 8 * len(data) - bits < 0.005 * bits + 64
 
 
@@ -117,7 +117,7 @@ def test_one_symbol_costs_nothing():
     models = [Model([1000])]
     assert encoded([np.zeros(1000, dtype=np.uint8)], models) == b""
     assert decoded(b"", models) == [[0] * 1000]
-    assert entropy([1000]) == 0
+    assert summarizing.entropy([1000]) == 0
 
 
 MODELS = [Model([700, 300]), Model([990, 10]), Model([500, 500]), Model([300, 200, 100])]

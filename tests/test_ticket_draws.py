@@ -3,8 +3,7 @@ import pytest
 import torch
 
 import reference
-from iterand import philox
-from iterand.summarizing import entropy
+from iterand import philox, summarizing
 from iterand.ticket import draws
 from iterand.ticket.draws import History
 
@@ -32,11 +31,11 @@ def falls(index: int, history: History) -> list[int]:
 def test_places_and_draws_are_those_of_a_plain_loop(history, latest):
     indices = [*range(0, 60, 7), (1 << 33) + 5]
     order = {index: falls(index, history)[:: -1 if latest else 1] for index in indices}
-    rows = [(index, place, draw) for index in indices for place, draw in enumerate(order[index], start=1)]
-    index, place, draw = (torch.tensor(column) for column in zip(*rows))
+    rows = [(index, ordinal, draw) for index in indices for ordinal, draw in enumerate(order[index], start=1)]
+    index, ordinal, draw = (torch.tensor(column) for column in zip(*rows))
     key = philox.key(SEED, NAME)
-    assert draws.places(index, draw, key, history, latest=latest).tolist() == place.tolist()
-    assert draws.draws(index, place, key, history, latest=latest).tolist() == draw.tolist()
+    assert draws.ordinals(index, draw, key, history, latest=latest).tolist() == ordinal.tolist()
+    assert draws.draws(index, ordinal, key, history, latest=latest).tolist() == draw.tolist()
 
 
 @pytest.mark.parametrize("latest", [False, True])
@@ -46,7 +45,7 @@ def test_a_coin_that_did_not_fall_has_no_place_and_a_place_too_far_no_draw(lates
     end = fell[-1] if latest else fell[0]
     up = next(number for number in range(1, 41) if number not in fell)
     key = philox.key(SEED, NAME)
-    assert draws.places(torch.tensor([3, 3]), torch.tensor([up, end]), key, history, latest=latest).tolist() == [0, 1]
+    assert draws.ordinals(torch.tensor([3, 3]), torch.tensor([up, end]), key, history, latest=latest).tolist() == [0, 1]
     beyond = torch.tensor([len(fell) + 1, 1])
     assert draws.draws(torch.tensor([3, 3]), beyond, key, history, latest=latest).tolist() == [0, end]
 
@@ -55,11 +54,11 @@ def test_chunks_do_not_matter(monkeypatch):
     history = RUNS["several"]
     key = philox.key(SEED, NAME)
     index = torch.arange(300)
-    place = torch.ones_like(index) * 2
-    whole = draws.draws(index, place, key, history, latest=False)
+    ordinal = torch.ones_like(index) * 2
+    whole = draws.draws(index, ordinal, key, history, latest=False)
     monkeypatch.setattr(philox, "CHUNK", 7)
-    assert draws.draws(index, place, key, history, latest=False).equal(whole)
-    assert draws.places(index, whole, key, history, latest=False).equal(place)
+    assert draws.draws(index, ordinal, key, history, latest=False).equal(whole)
+    assert draws.ordinals(index, whole, key, history, latest=False).equal(ordinal)
 
 
 def test_no_weight_asks_for_no_round(monkeypatch):
@@ -79,17 +78,17 @@ LONG_RUNS = {
 def real_bits(draw: torch.Tensor, history: History, latest: bool) -> float:
     """The entropy of the places themselves, every coin tossed."""
     redrawn = draw.nonzero().squeeze(1)
-    place = torch.zeros_like(draw)
-    place[redrawn] = draws.places(redrawn, draw[redrawn], philox.key(0, "layer"), history, latest=latest)
-    assert (place[redrawn] > 0).all()
-    return entropy(place.bincount().tolist())
+    ordinal = torch.zeros_like(draw)
+    ordinal[redrawn] = draws.ordinals(redrawn, draw[redrawn], philox.key(0, "layer"), history, latest=latest)
+    assert (ordinal[redrawn] > 0).all()
+    return summarizing.entropy(ordinal.bincount().tolist())
 
 
 @pytest.mark.parametrize("settled", [True, False])
 @pytest.mark.parametrize("history", LONG_RUNS.values(), ids=LONG_RUNS)
 @pytest.mark.parametrize("most_rounds", [2048, 0])
 def test_the_estimate_is_near_and_chooses_the_cheaper_way(monkeypatch, history, settled, most_rounds):
-    monkeypatch.setattr(draws, "_MOST_ROUNDS", most_rounds)
+    monkeypatch.setattr(draws, "_MAX_EXACT_ROUNDS", most_rounds)
     rounds = history.rounds
     chance = torch.rand(rounds + 1, 8000, generator=torch.Generator().manual_seed(1))
     fell = torch.from_numpy(history.thresholds())[:, None] > torch.stack(
@@ -97,7 +96,7 @@ def test_the_estimate_is_near_and_chooses_the_cheaper_way(monkeypatch, history, 
     )
     pruned = chance[1:] < (0.8 if not settled else 0.8 * 0.8 ** torch.arange(rounds)[:, None])
     draw = (torch.arange(1, rounds + 1)[:, None] * (fell & pruned)).amax(0)
-    bits = draws.place_bits(np.bincount(draw.numpy()), history)
+    bits = draws.ordinal_bits(np.bincount(draw.numpy()), history)
     real = {"first": real_bits(draw, history, False), "latest": real_bits(draw, history, True)}
     assert real["first"] < real["latest"] if settled else real["latest"] < real["first"]
     if (
@@ -111,4 +110,4 @@ def test_the_estimate_is_near_and_chooses_the_cheaper_way(monkeypatch, history, 
 
 
 def test_no_rounds_cost_nothing():
-    assert draws.place_bits(np.array([50]), History(())) == {"first": 0.0, "latest": 0.0}
+    assert draws.ordinal_bits(np.array([50]), History(())) == {"first": 0.0, "latest": 0.0}

@@ -352,11 +352,11 @@ def test_runs_without_end_are_refused_soon(monkeypatch, tmp_path):
     monkeypatch.setattr(codec._Words, "take", lambda self, count: symbols.append(count) or take(self, count))
     with pytest.raises(ValueError, match="its runs are longer than the tensor"):
         codec.decode(stream, [model])
-    assert len(symbols) == model.most + 1 == 1 + (size - 1) // 255 + 1
+    assert len(symbols) == model.max_coded + 1 == 1 + (size - 1) // 255 + 1
     longest = np.zeros(size, dtype=np.uint8)
     longest[-1] = 1
     coded = model.cut(longest)
-    assert len(coded) == model.most
+    assert len(coded) == model.max_coded
     assert np.array_equal(codec.decode(codec.encode([coded], [model]), [model])[0], coded)
 
 

@@ -1,4 +1,4 @@
-"""Numbers and names that come from a user, checked: the wrong value, the rule, in one sentence."""
+"""Checks of arguments and settings, with one-sentence error messages."""
 
 import difflib
 import numbers
@@ -12,15 +12,15 @@ _SHORTENED.maxlist = _SHORTENED.maxtuple = _SHORTENED.maxdict = 20
 
 
 def shown(value: Any) -> str:
-    """A value as a sentence names it: as Python writes it, with the middle left out where that is long."""
+    """``repr`` of a value for an error message, shortened in the middle if long."""
     try:
         return _SHORTENED.repr(value)
     except ValueError:
-        return "a whole number of thousands of digits"  # which Python refuses to write
+        return "a whole number of thousands of digits"  # Python limits int to str conversion
 
 
 def is_text(value: str) -> bool:
-    """Whether UTF-8 can hold it; what Python makes of a name that is no text is not."""
+    """Whether a string can be encoded as UTF-8. File names with surrogate escapes cannot."""
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -29,7 +29,7 @@ def is_text(value: str) -> bool:
 
 
 def check_int(name: str, value: Any, rule: str, *, low: int, high: int | None = None) -> int:
-    """The value as an int, if it is a whole number of at least ``low`` and, where given, below ``high``."""
+    """The value as an int. Raises ValueError unless it is an integer with ``low`` ≤ value < ``high``."""
     number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not number or value < low or (high is not None and value >= high):
         raise ValueError(f"{name} is {value!r}; it is {rule}")
@@ -37,7 +37,7 @@ def check_int(name: str, value: Any, rule: str, *, low: int, high: int | None = 
 
 
 def check_fraction(name: str, value: Any, rule: str) -> float:
-    """The value as a float, if it is a number from 0 to 1."""
+    """The value as a float. Raises ValueError unless it is a number from 0 to 1."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not number or not 0 <= value <= 1:
         raise ValueError(f"{name} is {value!r}; it is {rule}, from 0 to 1")
@@ -45,7 +45,7 @@ def check_fraction(name: str, value: Any, rule: str) -> float:
 
 
 def unknown(what: str, name: Any, known: Iterable[str]) -> str:
-    """What to say of a name that is none of these: the one that was meant, or all there are."""
+    """Error message for an unknown name: suggests the closest known name, or lists all."""
     names = list(known)
     close = difflib.get_close_matches(str(name), names, n=1)
     return f"unknown {what} {shown(name)}; " + (

@@ -1,8 +1,7 @@
-"""From random bits to weights and scores: D_param and D_score of the paper.
+"""Distributions of weights and scores, from random bits: D_param and D_score of the paper.
 
-A distribution is a whole number for every pattern of bits, times one float32 unit a tensor. Whole numbers do not depend
-on the device and one IEEE multiplication rounds alike everywhere, so two machines cannot disagree on a weight by a
-rounding: there is nothing else to round.
+A weight is an integer level, computed from random bits, times one float32 unit per tensor. Integer arithmetic is exact
+and one IEEE multiplication rounds the same way on every device, so weights are bit-equal on every machine.
 """
 
 import hashlib
@@ -28,28 +27,28 @@ class Distribution:
 
     name: str
     levels: Callable[[Words], Tensor]
-    """Whole numbers of magnitude up to 2²⁴ (so that float32 holds them), from the four words of each element."""
+    """Integers of magnitude up to 2²⁴ (exact in float32), from the four random words of each element."""
     unit: Callable[[int], float]
-    """The value of level 1 for a layer of this fan-in; rounded to float32 before use."""
+    """The value of level 1 for a layer with this fan-in. Rounded to float32 before use."""
     support: tuple[int, ...] | None = None
-    """All levels there are, where they are few: a ticket then names the level instead of the draw."""
+    """All levels, if there are few: a ticket then stores levels instead of draws."""
     kind: int | None = None
-    """What ``backend.triton.redraw`` calls this way from bits to levels; none if it does not know it."""
+    """Number of this distribution in ``backend.triton.redraw``. None if there is no kernel for it."""
 
     def values(self, words: Words, fan_in: int) -> Tensor:
-        """Float32 weights for these words."""
+        """float32 weights for these random words."""
         levels = self.levels(words)
         if levels.dtype.is_floating_point or levels.dtype == torch.bool:
             raise ValueError(f"distribution {self.name!r} gave {levels.dtype} levels; they must be whole numbers")
         return levels.to(torch.float32).mul_(self.unit32(fan_in))
 
     def unit32(self, fan_in: int) -> float:
-        """The unit as the float32 number that is multiplied with."""
+        """The unit, rounded to float32."""
         return float(np.float32(self.unit(fan_in)))
 
 
 def _uniform_levels(words: Words) -> Tensor:
-    # 2²⁴ odd numbers, symmetric about zero and without it.
+    # 2²⁴ odd numbers, symmetric around zero.
     return (words[0] >> 8 << 1).add_(1 - (1 << 24))
 
 
@@ -57,13 +56,13 @@ def _sign_levels(words: Words) -> Tensor:
     return (words[0] >> 31 << 1).sub_(1)
 
 
-_NORMAL_BITS = 20  # a level is 2⁻²⁰ of a standard deviation
+_NORMAL_BITS = 20  # a level is 2⁻²⁰ standard deviations
 _NORMAL_TABLE_SHA256 = "6c12f7acf7f7e10eb2af51cc74e34c8a024d1a62ca76ac0cc2f65ee4a41ffa2f"
 
 
 @lru_cache
 def _normal_table(device: torch.device) -> Tensor:
-    """The 2¹⁶ equally likely values of the normal distribution: its quantiles, rounded to a level."""
+    """2¹⁶ equally likely levels of the normal distribution: its quantiles, rounded."""
     quantile = NormalDist().inv_cdf
     upper = [round(quantile(0.5 + (i + 0.5) / (1 << 16)) * (1 << _NORMAL_BITS)) for i in range(1 << 15)]
     table = np.array([-value for value in reversed(upper)] + upper, dtype="<i8")
@@ -77,7 +76,7 @@ def _normal_table(device: torch.device) -> Tensor:
 
 @lru_cache
 def normal_levels(device: torch.device) -> Tensor:
-    """The same in 32 bits, as kernels read it; copied with a wait, since any stream may read it next."""
+    """The table as int32, for kernels. Copied with a host sync, since any stream may read it next."""
     return _normal_table(torch.device("cpu")).int().to(device)
 
 
@@ -89,18 +88,18 @@ _REGISTRY: dict[str, Distribution] = {}
 
 
 WeightDistribution = Literal["kaiming_uniform", "signed_constant", "kaiming_normal", "uniform"] | str
-"""The built-in names, which an editor completes, or that of a registered distribution."""
+"""A built-in name, which an editor completes, or the name of a registered distribution."""
 
 
 def register_distribution(distribution: Distribution) -> None:
-    """Make an own distribution usable by its name."""
+    """Make a custom distribution available by its name."""
     if distribution.name in _REGISTRY:
         raise ValueError(f"a distribution named {distribution.name!r} is registered already; choose another name")
     _REGISTRY[distribution.name] = distribution
 
 
 def get_distribution(name: str) -> Distribution:
-    """The distribution of this name."""
+    """The distribution with this name."""
     if name not in _REGISTRY:
         raise ValueError(unknown("distribution", name, distribution_names()))
     return _REGISTRY[name]
@@ -127,7 +126,7 @@ register_distribution(
 
 
 BUILT_IN = frozenset(_REGISTRY)
-"""The distributions that come with the package, whose levels and units every reader of a ticket knows."""
+"""The built-in distributions. Every reader of a ticket knows their levels and units."""
 
 
 def sample(
@@ -140,7 +139,7 @@ def sample(
     stream: int = philox.WEIGHT,
     device: torch.device | str | None = None,
 ) -> Tensor:
-    """The values of elements 0 … count − 1 in one draw, flat and float32."""
+    """The values of elements 0 … count − 1 in one draw, as a flat float32 tensor."""
     values = torch.empty(count, dtype=torch.float32, device=device)
     for part in philox.chunks(count, device):
         values[part] = distribution.values(philox.philox(philox.indices(part, device), draw, key, stream), fan_in)
@@ -148,10 +147,10 @@ def sample(
 
 
 def fan_in(module: nn.Module, tensor: Tensor) -> int:
-    """How many weights meet in one output: c_fanin of Section 5.
+    """Number of weights per output: c_fanin of Section 5.
 
-    A transposed convolution is laid out (in, out / groups, ...) and sums over its in-channels; an embedding has torch's
-    fan-in, its dimension; a bare vector has its length.
+    The weight of a transposed convolution has shape (in, out / groups, ...), and it sums over its input channels. The
+    fan-in of an embedding is its dimension, as in torch; that of a vector is its length.
     """
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return tensor.shape[0] // module.groups * math.prod(tensor.shape[2:])
@@ -159,5 +158,5 @@ def fan_in(module: nn.Module, tensor: Tensor) -> int:
 
 
 def shape_fan_in(shape: Sequence[int]) -> int:
-    """The fan-in of a weight that is laid out (out, in, ...), as most are, or of a bare vector."""
+    """The fan-in of a weight of shape (out, in, ...), or of a vector."""
     return math.prod(shape[1:]) if len(shape) > 1 else math.prod(shape)

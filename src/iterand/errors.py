@@ -1,25 +1,25 @@
-"""What can go wrong outside the caller's control: one root, a few leaves."""
+"""Exceptions for problems outside the caller's control: files, data, memory, missing packages."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_ON_PYPI = {"PIL": "pillow", "sklearn": "scikit-learn", "tomli_w": "tomli-w"}  # packages with another name there
+_ON_PYPI = {"PIL": "pillow", "sklearn": "scikit-learn", "tomli_w": "tomli-w"}  # import name → name on PyPI
 
 
 class IterandError(Exception):
-    """The root: something from outside (a file, a folder, a setting on disk) is not as it must be."""
+    """Base class: a file, a folder or another external input is missing or invalid."""
 
 
 class RecipeError(IterandError):
-    """A recipe, or an override of one, that cannot be used."""
+    """An invalid recipe or override."""
 
 
 class DataError(IterandError):
-    """Data that is missing, damaged or not what it claims to be."""
+    """A dataset that is missing, damaged or inconsistent."""
 
 
 class CheckpointError(IterandError):
-    """A checkpoint that cannot be read, or belongs to other settings."""
+    """A checkpoint that cannot be read, or was written with other settings."""
 
 
 class TicketError(IterandError):
@@ -27,7 +27,7 @@ class TicketError(IterandError):
 
 
 class NotEnoughMemoryError(IterandError):
-    """More memory is needed than there is."""
+    """An operation needs more memory than is free."""
 
 
 class MissingExtraError(IterandError):
@@ -39,11 +39,11 @@ class MissingExtraError(IterandError):
 
 @contextmanager
 def extra(name: str, purpose: str) -> Iterator[None]:
-    """Import optional packages in this block: if one is missing, the error says what it is for and how to install it.
+    """Import optional packages in this block. If one is missing, MissingExtraError says how to install it.
 
     Args:
         name: The extra of ``iterand`` that the packages belong to.
-        purpose: What they are for, the subject of a sentence.
+        purpose: What they are for; the subject of the error message.
     """
     try:
         yield

@@ -1,6 +1,5 @@
-"""Writing files whole or not at all, and locks between processes."""
+"""Atomic file writes (``atomic_write``), and lock files between processes (``locked``)."""
 
-import contextlib
 import math
 import os
 import re
@@ -11,54 +10,56 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-_STALE = 3600.0  # seconds in which a writer that is alive writes something
+# Atomic writes.
+
+_STALE = 3600.0  # seconds after which a temporary file is taken to be left by a killed process
 
 
 def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryview) -> None:
-    """Write ``data`` beside ``path``, force it to the disk, and give it its name.
+    """Write ``data`` to a temporary file in the same folder, sync it to disk, and rename it to ``path``.
 
-    Folders that are missing are made; a link is followed, so that it keeps pointing where it did.
+    Creates missing folders. A symbolic link is followed and kept.
     """
     target = Path(os.path.realpath(path))
     if target.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give the name of a file")
-    if target.exists() and not target.is_file():  # a device or a pipe, which the new file would replace
+    if target.exists() and not target.is_file():  # a device or a pipe, which the rename would replace
         raise OSError(f"{path} is not a regular file; give the name of one")
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            remove_unfinished(target, before=os.fstat(file.fileno()).st_mtime - _STALE)  # by the file system's clock
+            remove_unfinished(target, before=os.fstat(file.fileno()).st_mtime - _STALE)  # clock of the file system
             file.write(data)
             file.flush()
-            Path(beside).chmod(_mode(target))
+            Path(temporary).chmod(_permissions(target))
             os.fsync(file.fileno())
-        Path(beside).replace(target)
+        Path(temporary).replace(target)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
     _sync_folder(target.parent)
 
 
 def remove_unfinished(path: str | os.PathLike[str], *, before: float = math.inf) -> None:
-    """Remove what writers of ``path`` left beside it when they were killed, if it was last changed ``before`` then.
+    """Remove temporary files of killed writers of ``path``, if last modified earlier than ``before``.
 
-    Without a time only for one who knows that nobody else writes this file now.
+    Without ``before``, no other process may be writing ``path``.
     """
     target = Path(os.path.realpath(path))
     unfinished = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}\.part")
     try:
         found = [entry for entry in target.parent.iterdir() if unfinished.fullmatch(entry.name)]
-    except OSError:  # a folder that may be written to, but not looked into
+    except OSError:  # write permission without read permission
         return
     for entry in found:
-        with contextlib.suppress(OSError):  # another removes it too
+        with suppress(OSError):  # removed by another process meanwhile
             if entry.stat().st_mtime < before:
                 entry.unlink()
 
 
-def _mode(target: Path) -> int:
-    """The rights of the file that is replaced, or those an ordinary new file would get."""
+def _permissions(target: Path) -> int:
+    """The permissions of the existing file, or those of a new file under the umask."""
     try:
         return target.stat().st_mode & 0o777
     except FileNotFoundError:
@@ -68,8 +69,8 @@ def _mode(target: Path) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    # The new name lives in the folder; a file system that cannot sync one has nothing to add.
-    with contextlib.suppress(OSError):
+    # The rename is durable once the folder is synced. Some file systems cannot sync folders.
+    with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -77,17 +78,20 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
+# Lock files.
+
+
 @contextmanager
 def locked(path: Path, refusal: Exception) -> Iterator[None]:
-    """Hold the lock file ``path``; raise ``refusal`` if another process does.
+    """Hold the lock file ``path`` during the block. Raises ``refusal`` if another process holds it.
 
-    The lock ends with the process, however that ends. The file is removed at the end of the block.
+    The operating system releases the lock when the process ends, even if killed. The file is removed after the block.
     """
-    file = _held(path, refusal)
+    file = _acquire(path, refusal)
     try:
         yield
     finally:
-        if sys.platform == "win32":  # which removes no file that is open, here or in another process
+        if sys.platform == "win32":  # Windows cannot remove an open file
             file.close()
             _remove(path)
         else:
@@ -95,12 +99,12 @@ def locked(path: Path, refusal: Exception) -> Iterator[None]:
             file.close()
 
 
-def _held(path: Path, refusal: Exception) -> IO[bytes]:
+def _acquire(path: Path, refusal: Exception) -> IO[bytes]:
     while True:
         file = path.open("ab")
         try:
-            _take(file)
-            if _is_at(file, path):
+            _try_lock(file)
+            if _is_same_file(file, path):
                 return file
         except BlockingIOError:
             file.close()
@@ -111,20 +115,7 @@ def _held(path: Path, refusal: Exception) -> IO[bytes]:
         file.close()
 
 
-def _is_at(file: IO[bytes], path: Path) -> bool:
-    """Whether the file still has this name: the process that held it before may have removed it."""
-    try:
-        return sys.platform == "win32" or os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()
-
-
-def _take(file: IO[bytes]) -> None:
+def _try_lock(file: IO[bytes]) -> None:
     if sys.platform == "win32":
         import msvcrt
 
@@ -136,3 +127,16 @@ def _take(file: IO[bytes]) -> None:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_same_file(file: IO[bytes], path: Path) -> bool:
+    """Whether the open file is still the one at ``path``: the previous holder may have removed it."""
+    try:
+        return sys.platform == "win32" or os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()

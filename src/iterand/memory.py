@@ -1,7 +1,7 @@
-"""How much memory there is, asked before it is taken.
+"""Free memory of the host and of CUDA devices, checked before large allocations.
 
-Where the system promises more memory than it has, an allocation that is too large does not fail: the process is killed
-once it touches the memory. So whatever takes its size from a setting or a file is compared with what there is first.
+With memory overcommit, an allocation that is too large does not fail: the kernel kills the process once it touches the
+memory. So sizes that come from a setting or a file are compared with the free memory first.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from iterand.errors import NotEnoughMemoryError
 if TYPE_CHECKING:
     import torch
 
-_CGROUPS = {  # version: folder, limit, use, and what the entries of memory.stat begin with
+_CGROUPS = {  # version: folder, files of limit and usage, prefix of the entries of memory.stat
     2: ("sys/fs/cgroup", "memory.max", "memory.current", ""),
     1: ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 }
@@ -25,9 +25,9 @@ _EXHAUSTED = ("out of memory", "can't allocate memory", "not enough memory", "AL
 
 
 def require(needed: float, what: str, hint: str, device: "torch.device | None" = None) -> None:
-    """Refuse ``what`` if it takes more bytes than are free on the device; ``hint`` is the way out.
+    """Raise NotEnoughMemoryError if ``what`` needs more bytes than are free on the device.
 
-    ``needed`` should be a lower bound, so that nothing is refused that would work.
+    ``needed`` should be a lower bound, so that nothing that would work is refused. ``hint`` ends the error message.
     """
     free = available(device)
     if free is not None and needed > free:
@@ -38,22 +38,22 @@ def require(needed: float, what: str, hint: str, device: "torch.device | None" =
 
 
 def available(device: "torch.device | None" = None) -> int | None:
-    """The bytes that are free on a device, by default in the main memory; None where the system does not say."""
+    """Free bytes on a device, by default of the host. None if unknown."""
     if device is not None and device.type == "cuda":
         import torch
 
         free, _ = torch.cuda.mem_get_info(device)
-        # Memory that torch holds back for later is free to this process.
+        # Memory cached by torch's allocator is free for this process.
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return main_memory()
 
 
 def main_memory(root: Path = Path("/")) -> int | None:
-    """The bytes of main memory this process can still get: of the machine, its control groups and its own limit."""
+    """Free bytes of host memory: the minimum over the machine, the cgroups and ``ulimit -v``. None if unknown."""
     meminfo = _entries(root / "proc/meminfo")
     if "MemAvailable:" in meminfo:
         swap = 1024 * meminfo.get("SwapFree:", 0)
-        found = [1024 * meminfo["MemAvailable:"] + swap, *(room + swap for room in _cgroup_rooms(root))]
+        found = [1024 * meminfo["MemAvailable:"] + swap, *(free + swap for free in _cgroup_free(root))]
     else:
         found = _physical_memory()
     found += _address_space(root)
@@ -61,7 +61,7 @@ def main_memory(root: Path = Path("/")) -> int | None:
 
 
 def amount(count: float) -> str:
-    """A number of bytes for people."""
+    """A number of bytes, human-readable."""
     for unit in ("B", "kB", "MB", "GB", "TB", "PB", "EB"):
         if count < 999.5 or unit == "EB":
             return f"{count:.3g} {unit}"
@@ -71,7 +71,7 @@ def amount(count: float) -> str:
 
 @contextlib.contextmanager
 def exhaustion_explained(hint: str) -> Iterator[None]:
-    """Turn any error by which Python, torch or CUDA say that memory ran out into a sentence."""
+    """Turn out-of-memory errors of Python, torch and CUDA into NotEnoughMemoryError."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -79,12 +79,12 @@ def exhaustion_explained(hint: str) -> Iterator[None]:
             raise
         asked = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
         more = f", {asked[1]} more were asked for" if asked else ""
-        place = "on the GPU" if "CUDA" in str(error) else "on this machine"
-        raise NotEnoughMemoryError(f"there is not enough memory {place}{more}; {hint}") from error
+        where = "on the GPU" if "CUDA" in str(error) else "on this machine"
+        raise NotEnoughMemoryError(f"there is not enough memory {where}{more}; {hint}") from error
 
 
 def _entries(path: Path) -> dict[str, int]:
-    """Lines of a name and a whole number, as the kernel writes them."""
+    """Parse a file of lines "name integer", such as /proc/meminfo."""
     try:
         lines = [line.split() for line in path.read_text().splitlines()]
     except (OSError, ValueError):
@@ -92,8 +92,8 @@ def _entries(path: Path) -> dict[str, int]:
     return {line[0]: int(line[1]) for line in lines if len(line) > 1 and line[1].isdecimal()}
 
 
-def _cgroup_rooms(root: Path) -> list[int]:
-    """What each control group around this process leaves it; memory that caches files can be had back."""
+def _cgroup_free(root: Path) -> list[int]:
+    """Free bytes in each cgroup of this process. The page cache counts as free."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except (OSError, ValueError):
@@ -104,10 +104,10 @@ def _cgroup_rooms(root: Path) -> list[int]:
         if controllers and "memory" not in controllers.split(","):
             continue
         base, limit_name, use_name, prefix = _CGROUPS[1 if controllers else 2]
-        # A container may see its own group as the root, though it is told the name it has outside.
+        # In a container the cgroup may be mounted as the root, though its path is the one outside.
         inner = Path(path.lstrip("/"))
         for folder in {root / base / part for part in (inner, *inner.parents)}:
-            limit, use = _whole(folder / limit_name), _whole(folder / use_name)
+            limit, use = _read_int(folder / limit_name), _read_int(folder / use_name)
             if limit is not None and use is not None:
                 kinds = _entries(folder / "memory.stat")
                 cached = sum(kinds.get(f"{prefix}{kind}", 0) for kind in ("active_file", "inactive_file"))
@@ -115,23 +115,23 @@ def _cgroup_rooms(root: Path) -> list[int]:
     return found
 
 
-def _whole(path: Path) -> int | None:
+def _read_int(path: Path) -> int | None:
     try:
         return int(path.read_text())
-    except (OSError, ValueError):  # no such group, or no limit: "max"
+    except (OSError, ValueError):  # no such cgroup, or no limit ("max")
         return None
 
 
 def _physical_memory() -> list[int]:
-    """All the memory there is, where the system does not say what of it is free."""
+    """Total memory, for systems that do not report free memory."""
     if sys.platform != "win32" and {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= os.sysconf_names.keys():
         pages = os.sysconf("SC_PHYS_PAGES")
         return [pages * os.sysconf("SC_PAGE_SIZE")] if pages > 0 else []
-    return []  # Windows refuses an allocation that is too large
+    return []  # on Windows an allocation that is too large fails
 
 
 def _address_space(root: Path) -> list[int]:
-    """What the limit on this process leaves it (``ulimit -v``)."""
+    """Free bytes under the address space limit of this process (``ulimit -v``)."""
     if sys.platform != "win32":
         import resource
 

@@ -1,7 +1,7 @@
 """Random bits as a pure function of (seed, tensor, index, draw): Philox4x32-10 in integer tensor operations.
 
-A counter-based generator has no state. The four 32-bit words it gives for a counter depend on nothing else, so they
-are the same on every device, for every memory layout and in any chunking (Salmon et al., "Parallel random numbers: as
+A counter-based generator has no state: its four 32-bit output words are a function of counter and key. So they are the
+same on every device, for every memory layout and chunk size (Salmon et al., "Parallel random numbers: as
 easy as 1, 2, 3", 2011). The counter of one element is
 
     (index mod 2³², index div 2³², draw, stream)
@@ -21,36 +21,36 @@ from iterand.checks import check_int
 Key = tuple[int, int]
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
-# Streams keep what is drawn for different purposes apart.
+# Streams: independent random numbers for different purposes.
 WEIGHT = 0
 SCORE = 1
 DATA = 2
 
-CHUNK = 1 << 16  # elements drawn at a time: the temporaries stay in a CPU's cache, and memory stays bounded
-_DEVICE_CHUNK = 1 << 22  # on other devices, where many small launches would take longer
+CHUNK = 1 << 16  # elements per step on a CPU: temporaries fit its cache
+_DEVICE_CHUNK = 1 << 22  # elements per step on other devices: fewer launches
 
 _MASK = 0xFFFFFFFF
 _ROUNDS = 10
-# The multipliers less 2³²: a product with a 32-bit word then fits a signed 64-bit integer, and its high word is short
-# of the unsigned one by exactly that word.
+# The multipliers minus 2³²: the product with a 32-bit word x fits int64, and its high word plus x is the high word of
+# the unsigned product.
 _MULTIPLIERS = (0xD2511F53 - (1 << 32), 0xCD9E8D57 - (1 << 32))
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def check_seed(seed: int) -> int:
-    """The seed as an int, if it is one that a key can be made of."""
+    """The seed as an int. Raises ValueError unless 0 ≤ seed < 2⁶³."""
     return check_int("seed", seed, "a whole number, at least 0 and below 2**63", low=0, high=1 << 63)
 
 
 def key(seed: int, name: str) -> Key:
-    """The key of the tensor with this qualified name under this seed."""
+    """The key of the tensor with this seed and qualified name."""
     seed = check_seed(seed)
     digest = hashlib.sha256(seed.to_bytes(8, "little") + name.encode()).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
 
 def philox(index: Tensor, draw: Tensor | int, key: Key, stream: int = WEIGHT) -> Words:
-    """Four 32-bit words (in int64) for each element: ``index`` is int64, ``draw`` one number or one an element."""
+    """Four 32-bit words (as int64) per element. ``index`` is int64, ``draw`` one number or one per element."""
     c0, c1 = index & _MASK, (index >> 32) & _MASK
     c2 = draw.to(torch.int64) if isinstance(draw, Tensor) else torch.full_like(index, draw)
     c3 = torch.full_like(index, stream)
@@ -66,12 +66,12 @@ def philox(index: Tensor, draw: Tensor | int, key: Key, stream: int = WEIGHT) ->
 
 
 def chunk_size(device: torch.device | str | None = None) -> int:
-    """How many elements suit the device at a time."""
+    """Number of elements per chunk on a device."""
     return CHUNK if torch.device(device or "cpu").type == "cpu" else _DEVICE_CHUNK
 
 
 def chunks(count: int, device: torch.device | str | None = None) -> Iterator[slice]:
-    """Slices that cover ``count`` elements in order, as large as suits the device."""
+    """Consecutive slices of ``chunk_size(device)`` elements that cover ``count`` elements."""
     size = chunk_size(device)
     for start in range(0, count, size):
         yield slice(start, min(start + size, count))
@@ -83,16 +83,16 @@ def indices(part: slice, device: torch.device | str | None = None) -> Tensor:
 
 
 def permutation(count: int, key: Key, draw: int, device: torch.device | str | None = None) -> Tensor:
-    """A random order of ``range(count)``."""
+    """A random permutation of ``range(count)``."""
     high, low, *_ = philox(torch.arange(count, device=device), draw, key, DATA)
     return torch.argsort(high << 31 | low >> 1, stable=True)
 
 
 def coins(word: Tensor, threshold: int) -> Tensor:
-    """Bernoulli trials from one word an element: true for ``threshold`` of the 2³² words."""
+    """Bernoulli trials from one word per element: true with probability ``threshold`` / 2³²."""
     return word < threshold
 
 
 def coin_threshold(rate: float) -> int:
-    """How many of the 2³² words make a coin of this rate fall."""
+    """The threshold of a coin that comes up with probability ``rate``: ``rate`` · 2³², rounded."""
     return round(rate * (1 << 32))

@@ -1,4 +1,4 @@
-"""A model's masks at a glance: per layer what is kept, what was redrawn, and how many bits it takes to say so."""
+"""Summary of a masked model: kept and redrawn weights and entropy in bits, per layer."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -14,43 +14,43 @@ from iterand.parametrization import MaskedLayer, calculate_masks, require_masked
 
 @dataclass(frozen=True)
 class LayerSummary:
-    """One masked tensor."""
+    """Summary of one masked tensor."""
 
     name: str
     shape: tuple[int, ...]
     total: int
     kept: int
     redrawn: int
-    """Kept weights that are not the initial ones."""
+    """Number of kept weights that were redrawn."""
     bits: float
-    """Information in mask and kept weights: what a ticket cannot go much below."""
+    """Entropy of mask and kept weights: about the smallest size in a ticket."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """All masked tensors of a model; printing it gives a table."""
+    """Summary of all masked tensors of a model. ``print`` shows a table."""
 
     layers: tuple[LayerSummary, ...]
     rounds: int
-    """R: rounds of randomization so far."""
+    """R: number of randomization rounds so far."""
 
     @property
     def total(self) -> int:
-        """How many weights there are."""
+        """Number of weights."""
         return sum(layer.total for layer in self.layers)
 
     @property
     def kept(self) -> int:
-        """How many are kept."""
+        """Number of kept weights."""
         return sum(layer.kept for layer in self.layers)
 
     @property
     def bits(self) -> float:
-        """Information in the whole."""
+        """Entropy of all layers."""
         return sum(layer.bits for layer in self.layers)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The summary as a JSON-serializable dict."""
         return asdict(self) | {"total": self.total, "kept": self.kept, "bits": self.bits}
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class Summary:
 
 
 def summary(model: nn.Module) -> Summary:
-    """Look at all masked layers of a model."""
+    """Summarize the masked layers of a model."""
     layers = list(require_masked_layers(model).values())
     masks = calculate_masks([layer.parametrization for layer in layers])
     rounds = max(layer.parametrization.rounds for layer in layers)
@@ -93,7 +93,7 @@ def _summarize(layer: MaskedLayer, mask: Tensor) -> LayerSummary:
 
 
 def entropy(counts: ArrayLike) -> float:
-    """The bits that a sequence with these symbol counts costs at least, with the same frequencies for all of it."""
+    """Entropy in bits of a sequence with these symbol counts: −Σ n log2(n / N)."""
     counted = np.array(counts, dtype=np.float64)
     counted = counted[counted > 0]
     return abs(float((counted * np.log2(counted / counted.sum())).sum()))

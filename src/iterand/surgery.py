@@ -1,4 +1,10 @@
-"""Which tensors of a model can be masked; attaching and detaching parametrizations; freezing what is not masked."""
+"""Changes to a model: choose the tensors to mask, attach and detach masks, freeze biases and norms.
+
+1. ``choose`` finds the parameters that can be masked, by kind of module and by ``include`` and ``exclude`` patterns.
+2. ``attach`` and ``detach`` add and remove the masked parametrization of a parameter. ``cache_cuts_`` makes a forward
+   pass of the model find its cuts once.
+3. ``freeze_biases_`` and ``freeze_norms_`` fix parameters that are not masked at zero and one; ``thaw_`` undoes it.
+"""
 
 import difflib
 import functools
@@ -21,7 +27,9 @@ from torch.nn.utils import parametrize
 from iterand.parametrization import MaskedParametrization
 from iterand.selection import Ranking
 
-# Modules, and which of their parameters are weights and biases.
+# 1. The tensors of a model that can be masked.
+
+# Module classes, and the names of their weights and of their biases.
 _KINDS: list[tuple[tuple[type, ...], str, str]] = [
     ((nn.Linear, nn.Bilinear, _ConvNd, nn.Embedding, nn.EmbeddingBag), "weight", "bias"),
     ((nn.RNNBase, nn.RNNCellBase), "weight_(ih|hh|hr).*", "bias_(ih|hh).*"),
@@ -31,8 +39,8 @@ NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True)
-class Place:
-    """One place where a tensor is held: ``module.attribute``."""
+class Slot:
+    """An attribute of a module that is a tensor: ``module.attribute``."""
 
     path: str
     attribute: str
@@ -40,7 +48,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The parameter's qualified name."""
+        """Qualified name, such as ``encoder.0.weight``."""
         return f"{self.path}.{self.attribute}" if self.path else self.attribute
 
     @property
@@ -48,7 +56,7 @@ class Place:
         """``weight`` (masked by default), ``bias``, ``norm``, ``shift`` (a norm's), or ``bare`` (masked if named)."""
         for kinds, weights, biases in _KINDS:
             if isinstance(self.module, kinds):
-                # Only torch's own names count: what a subclass adds is the subclass's business.
+                # Only the names that torch defines: a parameter that a subclass adds is "bare".
                 if re.fullmatch(weights, self.attribute):
                     return "weight"
                 return "bias" if re.fullmatch(biases, self.attribute) else "bare"
@@ -56,19 +64,19 @@ class Place:
         return norm.get(self.attribute, "bare")
 
     def matches(self, pattern: str) -> bool:
-        """Whether a glob pattern fits the parameter's qualified name, or its module's."""
+        """Whether a glob pattern matches the qualified name of the tensor or of its module."""
         return fnmatchcase(self.name, pattern) or fnmatchcase(self.path, pattern)
 
 
 @dataclass(frozen=True)
-class Owner(Place):
-    """A place that holds a parameter."""
+class Owner(Slot):
+    """A slot with its parameter. A tied parameter has several owners."""
 
     parameter: nn.Parameter
 
 
 def owners(model: nn.Module) -> list[Owner]:
-    """Every place in the model that holds a parameter, in the order of its modules."""
+    """The owners of all parameters of a model, in module order."""
     return [
         Owner(path, attribute, module, parameter)
         for path, module in model.named_modules()
@@ -78,20 +86,8 @@ def owners(model: nn.Module) -> list[Owner]:
 
 
 def has_shifts(model: nn.Module) -> bool:
-    """Whether a model has a norm that adds a parameter."""
+    """Whether a norm of the model has a bias."""
     return any(owner.kind == "shift" for owner in owners(model))
-
-
-def matching(pattern: str, candidates: Iterable[Owner], what: str) -> list[Owner]:
-    """The owners a pattern fits; at least one, or the pattern is a mistake."""
-    candidates = list(candidates)
-    found = [owner for owner in candidates if owner.matches(pattern)]
-    if not found:
-        names = [name for owner in candidates for name in (owner.name, owner.path)]
-        close = difflib.get_close_matches(pattern, names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"the names are like {', '.join(names[::2][:3])}"
-        raise ValueError(f"{what} pattern {pattern!r} matches nothing that can be masked; {hint}")
-    return found
 
 
 def choose(
@@ -101,10 +97,10 @@ def choose(
     named: Sequence[str],
     usual: Sequence[str] = ("weight",),
 ) -> dict[str, list[Owner]]:
-    """The parameters to mask, by the name of their first owner, each with all its owners (a tied one has several).
+    """The parameters to mask: name of the first owner → all owners.
 
-    ``usual`` are the kinds that need not be named; ``include`` narrows the choice, ``named`` adds to it, ``exclude``
-    takes away.
+    ``usual`` are the kinds that are masked by default. ``include`` restricts the choice to matching names, ``named``
+    adds names, ``exclude`` removes names.
     """
     everything = owners(model)
     maskable = [owner for owner in everything if owner.kind in (*usual, "bare")]
@@ -145,21 +141,31 @@ def choose(
     return chosen
 
 
+def matching(pattern: str, candidates: Iterable[Owner], what: str) -> list[Owner]:
+    """The owners that match a glob pattern. Raises ValueError if there is none."""
+    candidates = list(candidates)
+    found = [owner for owner in candidates if owner.matches(pattern)]
+    if not found:
+        names = [name for owner in candidates for name in (owner.name, owner.path)]
+        close = difflib.get_close_matches(pattern, names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"the names are like {', '.join(names[::2][:3])}"
+        raise ValueError(f"{what} pattern {pattern!r} matches nothing that can be masked; {hint}")
+    return found
+
+
 def _refuse_computed(
     model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str], usual: Sequence[str]
 ) -> None:  # fmt: skip
-    """A weight that something else computes cannot be masked; passing over it in silence would half mask the model."""
+    """Refuse weights that are computed from other tensors: skipping them would leave the model half masked."""
     for path, module in model.named_modules():
-        held = {
-            *getattr(module, "parametrizations", ()),
-            *vars(module),
-        }  # torch's new way to compute a weight, and its old
-        for attribute in held - {*module._parameters}:
-            place = Place(path, attribute, module)
-            wanted = include is None or any(map(place.matches, include))
-            if place.kind in usual and wanted and not any(map(place.matches, exclude)):
+        # torch.nn.utils.parametrize, and the older hooks such as weight_norm, which set a plain attribute.
+        attributes = {*getattr(module, "parametrizations", ()), *vars(module)}
+        for attribute in attributes - {*module._parameters}:
+            slot = Slot(path, attribute, module)
+            wanted = include is None or any(map(slot.matches, include))
+            if slot.kind in usual and wanted and not any(map(slot.matches, exclude)):
                 raise ValueError(
-                    f"{place.name!r} is computed from other tensors; undo that first, or exclude {path + '*'!r}"
+                    f"{slot.name!r} is computed from other tensors; undo that first, or exclude {path + '*'!r}"
                 )
 
 
@@ -172,7 +178,7 @@ def _refuse_tied(chosen: Owner, everything: Iterable[Owner]) -> None:
 
 
 def _refuse_shared(chosen: dict[str, list[Owner]]) -> None:
-    """Two parameters in one place of memory would write over each other's weights."""
+    """Refuse two parameters with one storage: they would overwrite each other's weights."""
     first: dict[tuple[str, int], str] = {}
     for name, group in chosen.items():
         parameter = group[0].parameter
@@ -198,18 +204,15 @@ def _refuse_unfit(owner: Owner) -> None:
         raise ValueError(f"{owner.name!r} is expanded, so its weights share memory; give it a copy with clone()")
 
 
-_RANKINGS = "_iterand_rankings"  # noted on a pruned model
-_CUTS = "_iterand_cuts"  # noted on the class that finds them
-_ORDER = "_iterand_order"  # noted on a module: the order of its parameters, which folding restores
+# 2. Attach and detach masks.
 
-
-def parametrizations(module: nn.Module, attribute: str) -> nn.ModuleList:
-    """The parametrizations of one tensor."""
-    return cast(nn.ModuleList, cast(nn.ModuleDict, module.parametrizations)[attribute])
+_RANKINGS = "_iterand_rankings"  # attribute of a masked model
+_CUTS = "_iterand_cuts"  # attribute of the class that ``cache_cuts_`` makes
+_ORDER = "_iterand_order"  # attribute of a module: the original order of its parameters
 
 
 def check_classes(modules: Iterable[nn.Module]) -> None:
-    """Refuse modules of which no subclass can be made: parametrized, each has a class of its own."""
+    """Refuse modules that cannot be subclassed: torch makes a subclass for each parametrized module."""
     for kind in dict.fromkeys(type(module) for module in modules):
         try:
             type(kind.__name__, (kind,), {"__module__": kind.__module__})
@@ -219,7 +222,7 @@ def check_classes(modules: Iterable[nn.Module]) -> None:
 
 @torch.no_grad()
 def attach(group: list[Owner], mask: MaskedParametrization, value: Tensor) -> None:
-    """Put a mask on a tensor that these modules own, with ``value`` as its weights."""
+    """Mask the parameter of these owners and set its weights to ``value``."""
     first, *tied = group
     for owner in group:
         if not hasattr(owner.module, _ORDER):
@@ -228,72 +231,42 @@ def attach(group: list[Owner], mask: MaskedParametrization, value: Tensor) -> No
     first.parameter.grad = None
     first.parameter.copy_(value)
     parametrize.register_parametrization(first.module, first.attribute, mask, unsafe=True)
-    _read_live(first.module)
+    _read_weights_live(first.module)
     shared = cast(nn.ModuleDict, first.module.parametrizations)[first.attribute]
     for owner in tied:
         parametrize.register_parametrization(owner.module, owner.attribute, nn.Identity(), unsafe=True)
         cast(nn.ModuleDict, owner.module.parametrizations)[owner.attribute] = shared
-        _read_live(owner.module)
+        _read_weights_live(owner.module)
 
 
-def _read_live(module: nn.Module) -> None:
-    """Make a recurrent layer, which keeps a list of its weights, read them each time instead."""
+def _read_weights_live(module: nn.Module) -> None:
+    """Make a recurrent layer read its weights at each pass instead of keeping a list of them."""
     if isinstance(module, nn.RNNBase):
-        # On CUDA torch would rather have the weights in one piece, and says so at each pass; masked, they are not.
+        # On CUDA torch warns at each pass if the weights are not one chunk of memory. Masked weights never are.
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
-        # torch.compile leaves recurrent layers out, so it must not compile a mask for each of their weights either.
+        # torch.compile does not compile recurrent layers, so it must not compile the masks of their weights.
         read = torch.compiler.disable(  # type: ignore[no-untyped-call]
             lambda self: [getattr(self, name) for name in self._flat_weights_names]
         )
         live = property(read, lambda self, value: None)
         module.__dict__.pop("_flat_weights", None)
-        dynamic = cast(Any, type(module))  # the class that parametrize made for this module alone
-        dynamic._flat_weights = live
-        dynamic._init_flat_weights = dynamic._update_flat_weights = lambda self: None
-
-
-def cache_cuts_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]]) -> None:
-    """Make a pass through the model find its cuts once."""
-    # A class of its own, as parametrize does it: hooks would not be called after Ctrl-C in the middle of a pass. Where
-    # the root itself is parametrized, it lies below that class, which torch adds properties to and removes them from.
-    dynamic = _class_of_parametrizations(root)
-    base: type[nn.Module] = type(root) if dynamic is None else dynamic.__bases__[0]
-
-    @functools.wraps(base.forward)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        own = cast("list[Ranking[MaskedParametrization]]", getattr(self, _RANKINGS))
-        around = [ranking.begin() for ranking in own]
-        try:
-            return base.forward(self, *args, **kwargs)
-        finally:
-            for ranking, before in zip(own, around):
-                ranking.end(before)
-
-    cutting = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__, _CUTS: True})
-    setattr(root, _RANKINGS, rankings)
-    root.__class__ = _exchanged(type(root), base, cutting)
-
-
-def stop_caching_cuts_(root: nn.Module) -> None:
-    """Undo ``cut_once_a_pass``, where it was done."""
-    if _RANKINGS in root.__dict__:
-        delattr(root, _RANKINGS)
-        cutting = next(kind for kind in type(root).__mro__ if _CUTS in vars(kind))
-        root.__class__ = _exchanged(type(root), cutting, cutting.__bases__[0])
+        generated = cast(Any, type(module))  # the subclass that parametrize made for this module
+        generated._flat_weights = live
+        generated._init_flat_weights = generated._update_flat_weights = lambda self: None
 
 
 def detach(module: nn.Module, attribute: str, parameter: nn.Parameter) -> None:
-    """Put an ordinary parameter in the place of a masked tensor."""
-    # torch's own removal edits the class, which a deep copy of the module shares; here the module gets another one.
-    dynamic = cast(type, _class_of_parametrizations(module))
+    """Replace a masked tensor by an ordinary parameter."""
+    # torch's removal edits the class, which a deep copy of the module shares. Here the module gets a new class.
+    generated = cast(type, _class_of_parametrizations(module))
     left = cast(nn.ModuleDict, module.parametrizations)
     del left[attribute]
     if len(left) == 0:
         del module.parametrizations
-        plain = dynamic.__bases__[0]
+        plain = generated.__bases__[0]
     else:
-        plain = type(dynamic.__name__, dynamic.__bases__, _own(dynamic, attribute))
-    module.__class__ = _exchanged(type(module), dynamic, plain)
+        plain = type(generated.__name__, generated.__bases__, _namespace(generated, attribute))
+    module.__class__ = _replace_base(type(module), generated, plain)
     module.register_parameter(attribute, parameter)
     order = getattr(module, _ORDER)
     later = [name for name in module._parameters if name not in order]
@@ -306,8 +279,43 @@ def detach(module: nn.Module, attribute: str, parameter: nn.Parameter) -> None:
         module._init_flat_weights()
 
 
+def parametrizations(module: nn.Module, attribute: str) -> nn.ModuleList:
+    """The parametrizations of one tensor."""
+    return cast(nn.ModuleList, cast(nn.ModuleDict, module.parametrizations)[attribute])
+
+
+def cache_cuts_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]]) -> None:
+    """Make a forward pass of the model find its cuts once."""
+    # A subclass, as in parametrize. Forward hooks would not run after a KeyboardInterrupt in the middle of a pass. If
+    # the root is parametrized itself, the new class becomes the base of parametrize's class, which torch edits.
+    generated = _class_of_parametrizations(root)
+    base: type[nn.Module] = type(root) if generated is None else generated.__bases__[0]
+
+    @functools.wraps(base.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        current = cast("list[Ranking[MaskedParametrization]]", getattr(self, _RANKINGS))
+        previous = [ranking.begin() for ranking in current]
+        try:
+            return base.forward(self, *args, **kwargs)
+        finally:
+            for ranking, before in zip(current, previous):
+                ranking.end(before)
+
+    caching = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__, _CUTS: True})
+    setattr(root, _RANKINGS, rankings)
+    root.__class__ = _replace_base(type(root), base, caching)
+
+
+def stop_caching_cuts_(root: nn.Module) -> None:
+    """Undo ``cache_cuts_``. Does nothing if it was not called."""
+    if _RANKINGS in root.__dict__:
+        delattr(root, _RANKINGS)
+        caching = next(kind for kind in type(root).__mro__ if _CUTS in vars(kind))
+        root.__class__ = _replace_base(type(root), caching, caching.__bases__[0])
+
+
 def _class_of_parametrizations(module: nn.Module) -> type | None:
-    """The class that parametrize made for a module: the one with its properties, wherever it lies among others."""
+    """The class with the properties that parametrize made for a module. None if it is not parametrized."""
     names = tuple(getattr(module, "parametrizations", ()))
     for kind in type(module).__mro__:
         if any(isinstance(vars(kind).get(name), property) for name in names):
@@ -315,115 +323,72 @@ def _class_of_parametrizations(module: nn.Module) -> type | None:
     return None
 
 
-def _exchanged(kind: type, old: type, new: type) -> type:
-    """A class with another one in the place of one it is made from; what lies above is made anew."""
+def _replace_base(kind: type, old: type, new: type) -> type:
+    """A class with the base ``old`` replaced by ``new``. Classes between them are recreated."""
     if kind is old:
         return new
-    bases = tuple(_exchanged(base, old, new) if old in base.__mro__ else base for base in kind.__bases__)
-    return type(kind.__name__, bases, _own(kind))
+    bases = tuple(_replace_base(base, old, new) if old in base.__mro__ else base for base in kind.__bases__)
+    return type(kind.__name__, bases, _namespace(kind))
 
 
-def _own(kind: type, *without: str) -> dict[str, Any]:
-    """What a class itself defines, to make another from."""
+def _namespace(kind: type, *without: str) -> dict[str, Any]:
+    """The namespace of a class, as an argument for ``type``."""
     return {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__", *without)}
 
 
-# What freezing did to a module is noted on it, so that a copy of the model or a part of it knows too.
+# 3. Freeze parameters that are not masked.
+
+# Stored on the module itself, so that copies of the model and parts of it have it too.
 _FROZEN = "_iterand_frozen"
 
 
 class _Affine(int):
-    """``affine`` of a norm that was frozen: whether it has an affine part now, and what comes back.
+    """``affine`` of a frozen norm: a bool that also records how to undo the freezing.
 
-    A norm may be made anew while it is frozen: ``SyncBatchNorm.convert_sync_batchnorm`` and others like it hand on the
-    arguments of the old one, of which this is one, and none of the attributes that they do not know.
+    ``SyncBatchNorm.convert_sync_batchnorm`` and similar functions replace a norm by a new one. They copy constructor
+    arguments such as ``affine``, but no other attributes.
     """
 
     trained: dict[str, bool]
-    """Whether each parameter that is frozen or dropped took gradients."""
+    """Parameter that is frozen or removed → its ``requires_grad`` before."""
     before: bool
-    """What ``affine`` was."""
+    """``affine`` before freezing."""
 
     def __repr__(self) -> str:
         return repr(bool(self))
 
 
-def freeze_biases_(places: list[Owner]) -> None:
-    """Set these parameters to zero and take them from training."""
-    _freeze_(places, lambda owner: 0.0)
+def freeze_biases_(biases: list[Owner]) -> None:
+    """Set these parameters to zero and stop training them."""
+    _freeze_(biases, lambda owner: 0.0)
 
 
-def freeze_norms_(places: list[Owner]) -> None:
-    """Take the affine part out of norms with statistics; fix that of others, and what is left, at one and zero."""
-    both = Counter(id(owner.module) for owner in places)
+def freeze_norms_(affine: list[Owner]) -> None:
+    """Fix weight and bias of norms at one and zero. Norms with running statistics get ``affine=False`` instead.
+
+    A norm of which only one of the two is frozen keeps both as parameters.
+    """
+    both = Counter(id(owner.module) for owner in affine)
     left = []
-    for owner in places:
+    for owner in affine:
         module = owner.module
         if not isinstance(module, _NormBase) or module.running_mean is None or both[id(module)] < 2:
             left.append(owner)
         else:
             module.register_parameter(owner.attribute, None)
-            _note(module, owner.attribute, owner.parameter.requires_grad, affine=False)
+            _record(module, owner.attribute, owner.parameter.requires_grad, affine=False)
     _freeze_(left, lambda owner: _identity(owner.attribute))
 
 
-def _identity(attribute: str) -> float:
-    return 1.0 if attribute == "weight" else 0.0
-
-
-def _freeze_(places: list[Owner], value: Callable[[Owner], float]) -> None:
-    trained = {id(owner.parameter): owner.parameter.requires_grad for owner in places}
-    for owner in places:
-        _note(owner.module, owner.attribute, trained[id(owner.parameter)], affine=True)
-        with torch.no_grad():
-            owner.parameter.fill_(value(owner))
-        owner.parameter.requires_grad_(False)
-        owner.parameter.grad = None
-
-
-def _note(module: nn.Module, attribute: str, trained: bool, *, affine: bool) -> None:
-    noted = {**_noted(module), attribute: trained}
-    if isinstance(module, _NormBase):
-        earlier, note = _affine(module), _Affine(affine)
-        note.trained, note.before = noted, earlier.before if earlier is not None else module.affine
-        module.affine = cast(bool, note)
-    else:
-        setattr(module, _FROZEN, noted)
-
-
-def _affine(module: nn.Module) -> _Affine | None:
-    affine = getattr(module, "affine", None)
-    return affine if isinstance(affine, _Affine) else None
-
-
-def _noted(module: nn.Module) -> dict[str, bool]:
-    affine = _affine(module)
-    noted: dict[str, bool] = getattr(module, _FROZEN, {}) if affine is None else affine.trained
-    return noted
-
-
-def is_frozen(module: nn.Module, attribute: str) -> bool:
-    """Whether freezing has fixed a parameter of a module."""
-    return attribute in _noted(module)
-
-
-def dropped(module: nn.Module) -> dict[str, float]:
-    """The affine parameters that freezing took out of a module, and the values that folding gives them."""
-    affine = _affine(module)
-    if affine is None or affine:
-        return {}
-    return {attribute: _identity(attribute) for attribute in affine.trained}
-
-
 def thaw_(model: nn.Module) -> None:
-    """Undo the freezing; the values stay zero and one."""
+    """Undo the freezing. The values stay zero and one."""
     for module in model.modules():
-        for attribute, trained in _noted(module).items():
+        for attribute, trained in _recorded(module).items():
             if attribute in dropped(module):
                 filled = torch.full_like(cast(Tensor, module.running_mean), _identity(attribute))
                 module.register_parameter(attribute, nn.Parameter(filled, requires_grad=trained))
             else:
-                for parameter in _held(module, attribute):
+                for parameter in _parameters_of(module, attribute):
                     parameter.requires_grad_(trained)
         affine = _affine(module)
         if affine is not None:
@@ -432,8 +397,59 @@ def thaw_(model: nn.Module) -> None:
             delattr(module, _FROZEN)
 
 
-def _held(module: nn.Module, attribute: str) -> list[nn.Parameter]:
-    """A parameter, or those that it is computed from since it was frozen."""
+def is_frozen(module: nn.Module, attribute: str) -> bool:
+    """Whether a parameter of a module is frozen."""
+    return attribute in _recorded(module)
+
+
+def dropped(module: nn.Module) -> dict[str, float]:
+    """The affine parameters that freezing removed from a module, with the values that ``thaw_`` restores."""
+    affine = _affine(module)
+    if affine is None or affine:
+        return {}
+    return {attribute: _identity(attribute) for attribute in affine.trained}
+
+
+def _identity(attribute: str) -> float:
+    """The value of an affine parameter that does not change its input."""
+    return 1.0 if attribute == "weight" else 0.0
+
+
+def _freeze_(frozen: list[Owner], value: Callable[[Owner], float]) -> None:
+    trained = {id(owner.parameter): owner.parameter.requires_grad for owner in frozen}
+    for owner in frozen:
+        _record(owner.module, owner.attribute, trained[id(owner.parameter)], affine=True)
+        with torch.no_grad():
+            owner.parameter.fill_(value(owner))
+        owner.parameter.requires_grad_(False)
+        owner.parameter.grad = None
+
+
+def _record(module: nn.Module, attribute: str, trained: bool, *, affine: bool) -> None:
+    """Store on the module that a parameter is frozen, and its ``requires_grad`` before."""
+    recorded = {**_recorded(module), attribute: trained}
+    if isinstance(module, _NormBase):
+        earlier, note = _affine(module), _Affine(affine)
+        note.trained, note.before = recorded, earlier.before if earlier is not None else module.affine
+        module.affine = cast(bool, note)
+    else:
+        setattr(module, _FROZEN, recorded)
+
+
+def _affine(module: nn.Module) -> _Affine | None:
+    affine = getattr(module, "affine", None)
+    return affine if isinstance(affine, _Affine) else None
+
+
+def _recorded(module: nn.Module) -> dict[str, bool]:
+    """The frozen parameters of a module → ``requires_grad`` before."""
+    affine = _affine(module)
+    recorded: dict[str, bool] = getattr(module, _FROZEN, {}) if affine is None else affine.trained
+    return recorded
+
+
+def _parameters_of(module: nn.Module, attribute: str) -> list[nn.Parameter]:
+    """The parameter, or the parameters it is computed from if it is parametrized."""
     if parametrize.is_parametrized(module, attribute):
         return list(cast(nn.ModuleDict, module.parametrizations)[attribute].parameters(recurse=False))
     return [cast(nn.Parameter, getattr(module, attribute))]

@@ -1,1 +1,1 @@
-"""The training step on CUDA: fused layers, one CUDA graph."""
+"""A training step on CUDA: fused layers, captured as one CUDA graph."""

@@ -1,7 +1,8 @@
-"""Convolutions with few channels, channels last: libraries have tiles that are several times too wide for them.
+"""Convolutions with few channels in bfloat16, channels last. The tiles of cuDNN are several times too wide for them.
 
-Each is a product of matrices of pixels and channels for every position of the kernel. Sums are taken in float32, in an
-order that depends on nothing but the shapes."""
+A convolution is a sum of matrix products (pixels × input channels) · (input channels × output channels), one per kernel
+position. Sums are float32, in an order that depends on the shapes only, so results are deterministic.
+"""
 
 from typing import Any
 
@@ -15,14 +16,14 @@ from iterand.engine.normalization import add_up
 from iterand.engine.pooling import fits
 
 WIDEST = 2048
-"""More channels, those that come in times those that go out, are left to cuDNN, and more than 128 of either."""
+"""Largest input channels × output channels. Wider convolutions, or more than 128 of either, are left to cuDNN."""
 PIXELS = 128
-"""Pixels that a program works on at a time."""
-_PARTS = 128  # programs that share the pixels of a gradient of weights
+"""Pixels per tile."""
+_PARTS = 128  # programs that the pixels of a weight gradient are split over
 
 
 def narrow_(model: nn.Module) -> None:
-    """Let the convolutions of a model that have few channels be computed here."""
+    """Replace the convolutions of a model that have few channels by ``NarrowConvolution``."""
     for module in model.modules():
         if type(module) is nn.Conv2d and _is_narrow(module):
             module.__class__ = NarrowConvolution
@@ -31,16 +32,16 @@ def narrow_(model: nn.Module) -> None:
 def _is_narrow(module: nn.Conv2d) -> bool:
     square = all(len({*pair}) == 1 for pair in (module.kernel_size, module.stride) if isinstance(pair, tuple))
     plain = module.groups == 1 and module.dilation == (1, 1) and module.padding_mode == "zeros"
-    centred = module.padding == tuple(size // 2 for size in module.kernel_size) and module.kernel_size[0] <= 3
-    few = module.in_channels * module.out_channels <= WIDEST and max(module.in_channels, module.out_channels) <= 128
-    return square and plain and centred and few
+    same_size = module.padding == tuple(size // 2 for size in module.kernel_size) and module.kernel_size[0] <= 3
+    narrow = module.in_channels * module.out_channels <= WIDEST and max(module.in_channels, module.out_channels) <= 128
+    return square and plain and same_size and narrow
 
 
 class NarrowConvolution(nn.Conv2d):
     """A convolution in bfloat16 with few channels."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Convolve, in bfloat16 whatever comes in."""
+        """Convolve in bfloat16, whatever the dtype of the input."""
         if not fits(input.numel() // self.in_channels * max(self.in_channels, self.out_channels)):
             return super().forward(input)
         half = torch.bfloat16
@@ -51,8 +52,8 @@ class NarrowConvolution(nn.Conv2d):
 
 @torch.library.custom_op("iterand::convolve", mutates_args=())
 def convolve(images: Tensor, weight: Tensor, stride: int) -> Tensor:
-    """A convolution, padded so that it is centred; everything lies channels last."""
-    result = _result_of(images, weight, stride)
+    """A convolution with padding (kernel size // 2). All tensors are channels last."""
+    result = _empty_output(images, weight, stride)
     pixels = result.numel() // weight.shape[0]
     with launching_on(images.device):
         _convolve[(triton.cdiv(pixels, PIXELS),)](
@@ -63,35 +64,37 @@ def convolve(images: Tensor, weight: Tensor, stride: int) -> Tensor:
 
 @convolve.register_fake
 def _(images: Tensor, weight: Tensor, stride: int) -> Tensor:
-    return _result_of(images, weight, stride)
+    return _empty_output(images, weight, stride)
 
 
 @torch.library.custom_op("iterand::convolve_backward", mutates_args=())
 def convolve_backward(
     gradient: Tensor, images: Tensor, weight: Tensor, stride: int, wants_images: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of images and weights; that of images is empty where it is not wanted."""
+    """Gradients of images and weights. That of the images is empty unless ``wants_images``."""
     constants = _constants(images, weight, gradient, stride)
-    for_images, for_weight = _gradients_of(images, weight, wants_images)
+    for_images, for_weight = _empty_gradients(images, weight, wants_images)
     pixels = gradient.numel() // weight.shape[0]
     parts = max(1, min(_PARTS, triton.cdiv(pixels, PIXELS)))
     sums = torch.empty(parts, weight.numel(), dtype=torch.float32, device=weight.device)
     with launching_on(images.device):
         if wants_images:
-            own = images.numel() // images.shape[1]
-            _spread[(triton.cdiv(own, PIXELS),)](gradient, weight, for_images, own, **constants)
+            input_pixels = images.numel() // images.shape[1]
+            _input_gradient[(triton.cdiv(input_pixels, PIXELS),)](
+                gradient, weight, for_images, input_pixels, **constants
+            )
         each = triton.cdiv(triton.cdiv(pixels, parts), PIXELS)
-        _correlate[(parts, constants["STEPS"])](gradient, images, sums, pixels, EACH=each, **constants)
+        _weight_gradient[(parts, constants["STEPS"])](gradient, images, sums, pixels, EACH=each, **constants)
         add_up(sums, for_weight)
     return for_images, for_weight
 
 
 @convolve_backward.register_fake
 def _(gradient: Tensor, images: Tensor, weight: Tensor, stride: int, wants_images: bool) -> tuple[Tensor, Tensor]:
-    return _gradients_of(images, weight, wants_images)
+    return _empty_gradients(images, weight, wants_images)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     images, weight, ctx.stride = inputs
     ctx.save_for_backward(images, weight)
 
@@ -99,17 +102,17 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None]:
     images, weight = context.saved_tensors
     wants = context.needs_input_grad[0]
-    # A sum over all positions comes back as one number that lies nowhere in particular.
+    # The gradient of a sum is an expanded scalar, which is not channels last.
     gradient = gradient.contiguous(memory_format=torch.channels_last)
     for_images, for_weight = convolve_backward(gradient, images, weight, context.stride, wants)
     return for_images if wants else None, for_weight, None
 
 
-convolve.register_autograd(_backward, setup_context=_remember)
+convolve.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 def _constants(images: Tensor, weight: Tensor, result: Tensor, stride: int) -> dict[str, int]:
-    """What kernels are compiled for."""
+    """Compile-time constants of the kernels. Refuses tensors that they cannot address."""
     for tensor in (images, weight, result):
         shape = tuple(tensor.shape)
         if tensor.numel() >= 1 << 31:
@@ -127,14 +130,14 @@ def _constants(images: Tensor, weight: Tensor, result: Tensor, stride: int) -> d
     }  # fmt: skip
 
 
-def _result_of(images: Tensor, weight: Tensor, stride: int) -> Tensor:
+def _empty_output(images: Tensor, weight: Tensor, stride: int) -> Tensor:
     kernel = weight.shape[2]
     rows, columns = ((side + kernel // 2 * 2 - kernel) // stride + 1 for side in images.shape[2:])
     shape = images.shape[0], weight.shape[0], rows, columns
     return torch.empty(shape, dtype=images.dtype, device=images.device, memory_format=torch.channels_last)
 
 
-def _gradients_of(images: Tensor, weight: Tensor, wants_images: bool) -> tuple[Tensor, Tensor]:
+def _empty_gradients(images: Tensor, weight: Tensor, wants_images: bool) -> tuple[Tensor, Tensor]:
     layout = torch.channels_last
     for_images = torch.empty_like(images, memory_format=layout) if wants_images else images.new_empty(0)
     return for_images, torch.empty_like(weight, memory_format=layout)
@@ -147,75 +150,76 @@ def _convolve(
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
     IN: tl.constexpr, OUT: tl.constexpr, STEPS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
+    """One tile of output pixels, all output channels."""
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     output = tl.arange(0, OUT)
     total = tl.zeros([PIXELS, OUT], tl.float32)
     for step in tl.static_range(STEPS):
         entry, entries = _entries(step, INPUTS, KERNEL, IN)
-        seen = _seen(
+        patch = _patches(
             images, pixel, pixels, step, HEIGHT, WIDTH, ROWS, COLUMNS, INPUTS, KERNEL, STRIDE, IN
         )  # fmt: skip
-        place = output[None, :] * (KERNEL * KERNEL * INPUTS) + entry[:, None]
-        own = _read(weight + place, (output < OUTPUTS)[None, :] & entries[:, None])
-        total = tl.dot(seen, own, total)
-    there = (pixel < pixels)[:, None] & (output < OUTPUTS)[None, :]
-    tl.store(result + pixel[:, None] * OUTPUTS + output[None, :], total.to(result.dtype.element_ty), mask=there)
+        offset = output[None, :] * (KERNEL * KERNEL * INPUTS) + entry[:, None]
+        filters = _load(weight + offset, (output < OUTPUTS)[None, :] & entries[:, None])
+        total = tl.dot(patch, filters, total)
+    valid = (pixel < pixels)[:, None] & (output < OUTPUTS)[None, :]
+    tl.store(result + pixel[:, None] * OUTPUTS + output[None, :], total.to(result.dtype.element_ty), mask=valid)
 
 
 @triton.jit
-def _spread(
+def _input_gradient(
     gradient, weight, for_images, pixels,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
     IN: tl.constexpr, OUT: tl.constexpr, STEPS: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the images: what every pixel of the gradient gives to those it was computed from."""
+    """Gradient of the images: a transposed convolution of the output gradient."""
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channel, output = tl.arange(0, IN), tl.arange(0, OUT)
     column, row, image = pixel % WIDTH, pixel // WIDTH % HEIGHT, pixel // (WIDTH * HEIGHT)
     total = tl.zeros([PIXELS, IN], tl.float32)
     for tap in tl.static_range(KERNEL * KERNEL):
-        below, across = row + KERNEL // 2 - tap // KERNEL, column + KERNEL // 2 - tap % KERNEL
-        inside = (pixel < pixels) & (below >= 0) & (across >= 0) & (below % STRIDE == 0) & (across % STRIDE == 0)
-        inside = inside & (below // STRIDE < ROWS) & (across // STRIDE < COLUMNS)
-        source = (image * ROWS + below // STRIDE) * COLUMNS + across // STRIDE
-        place = source[:, None] * OUTPUTS + output[None, :]
-        given = _read(gradient + place, inside[:, None] & (output < OUTPUTS)[None, :])
+        y, x = row + KERNEL // 2 - tap // KERNEL, column + KERNEL // 2 - tap % KERNEL
+        inside = (pixel < pixels) & (y >= 0) & (x >= 0) & (y % STRIDE == 0) & (x % STRIDE == 0)
+        inside = inside & (y // STRIDE < ROWS) & (x // STRIDE < COLUMNS)
+        source = (image * ROWS + y // STRIDE) * COLUMNS + x // STRIDE
+        offset = source[:, None] * OUTPUTS + output[None, :]
+        grad = _load(gradient + offset, inside[:, None] & (output < OUTPUTS)[None, :])
         entry = (output[:, None] * (KERNEL * KERNEL) + tap) * INPUTS + channel[None, :]
-        own = _read(weight + entry, (output < OUTPUTS)[:, None] & (channel < INPUTS)[None, :])
-        total = tl.dot(given, own, total)
-    there = (pixel < pixels)[:, None] & (channel < INPUTS)[None, :]
-    tl.store(for_images + pixel[:, None] * INPUTS + channel[None, :], total.to(for_images.dtype.element_ty), mask=there)
+        filters = _load(weight + entry, (output < OUTPUTS)[:, None] & (channel < INPUTS)[None, :])
+        total = tl.dot(grad, filters, total)
+    valid = (pixel < pixels)[:, None] & (channel < INPUTS)[None, :]
+    tl.store(for_images + pixel[:, None] * INPUTS + channel[None, :], total.to(for_images.dtype.element_ty), mask=valid)
 
 
 @triton.jit
-def _correlate(
+def _weight_gradient(
     gradient, images, sums, pixels,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
     IN: tl.constexpr, OUT: tl.constexpr, STEPS: tl.constexpr, PIXELS: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the weights that one step of a convolution multiplies with, from one part of the pixels."""
+    """Gradient of the weights of one step of ``_convolve``, summed over one part of the pixels."""
     part, step = tl.program_id(0), tl.program_id(1)
     output = tl.arange(0, OUT)
     total = tl.zeros([OUT, IN], tl.float32)
-    for portion in range(EACH):
-        pixel = (part * EACH + portion) * PIXELS + tl.arange(0, PIXELS)
-        place = pixel[None, :] * OUTPUTS + output[:, None]
-        given = _read(gradient + place, (pixel < pixels)[None, :] & (output < OUTPUTS)[:, None])
-        seen = _seen(
+    for chunk in range(EACH):
+        pixel = (part * EACH + chunk) * PIXELS + tl.arange(0, PIXELS)
+        offset = pixel[None, :] * OUTPUTS + output[:, None]
+        grad = _load(gradient + offset, (pixel < pixels)[None, :] & (output < OUTPUTS)[:, None])
+        patch = _patches(
             images, pixel, pixels, step, HEIGHT, WIDTH, ROWS, COLUMNS, INPUTS, KERNEL, STRIDE, IN
         )  # fmt: skip
-        total = tl.dot(given, seen, total)
+        total = tl.dot(grad, patch, total)
     row = sums + part * (OUTPUTS * KERNEL * KERNEL * INPUTS)
     entry, entries = _entries(step, INPUTS, KERNEL, IN)
-    place = output[:, None] * (KERNEL * KERNEL * INPUTS) + entry[None, :]
-    tl.store(row + place, total, mask=(output < OUTPUTS)[:, None] & entries[None, :])
+    offset = output[:, None] * (KERNEL * KERNEL * INPUTS) + entry[None, :]
+    tl.store(row + offset, total, mask=(output < OUTPUTS)[:, None] & entries[None, :])
 
 
 @triton.jit
 def _entries(step, INPUTS: tl.constexpr, KERNEL: tl.constexpr, IN: tl.constexpr):
-    """Which entries of an output's weights a step multiplies with: one tap's, or, of few channels, several taps'."""
+    """Columns of the weight matrix in one step, and which are in bounds; several kernel positions if INPUTS < 16."""
     entry = tl.arange(0, IN)
     if INPUTS < 16:
         entry = step * IN + entry
@@ -227,26 +231,26 @@ def _entries(step, INPUTS: tl.constexpr, KERNEL: tl.constexpr, IN: tl.constexpr)
 
 
 @triton.jit
-def _seen(
+def _patches(
     images, pixel, pixels, step,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, IN: tl.constexpr,
 ):  # fmt: skip
-    """What these entries are multiplied with at each pixel of the result; zero outside of the images."""
+    """The input values for these columns at each output pixel; zero in the padding."""
     entry, entries = _entries(step, INPUTS, KERNEL, IN)
     column, row, image = pixel % COLUMNS, pixel // COLUMNS % ROWS, pixel // (COLUMNS * ROWS)
     if INPUTS < 16:
         tap = (entry // INPUTS)[None, :]
     else:
-        tap = step  # one number: where a tap looks is computed once for all its channels
-    below = row[:, None] * STRIDE + tap // KERNEL - KERNEL // 2
-    across = column[:, None] * STRIDE + tap % KERNEL - KERNEL // 2
-    inside = (pixel < pixels)[:, None] & (below >= 0) & (below < HEIGHT) & (across >= 0) & (across < WIDTH)
-    near = (image[:, None] * HEIGHT + below) * WIDTH + across
-    return _read(images + near * INPUTS + (entry % INPUTS)[None, :], inside & entries[None, :])
+        tap = step  # a scalar: the source pixel is computed once for all channels
+    y = row[:, None] * STRIDE + tap // KERNEL - KERNEL // 2
+    x = column[:, None] * STRIDE + tap % KERNEL - KERNEL // 2
+    inside = (pixel < pixels)[:, None] & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
+    source_pixel = (image[:, None] * HEIGHT + y) * WIDTH + x
+    return _load(images + source_pixel * INPUTS + (entry % INPUTS)[None, :], inside & entries[None, :])
 
 
 @triton.jit
-def _read(places, there):
-    """What lies at these places, and zero where nothing does."""
-    return tl.load(places, mask=there, other=0.0)
+def _load(pointers, valid):
+    """Load with zero where ``valid`` is false."""
+    return tl.load(pointers, mask=valid, other=0.0)

@@ -1,31 +1,32 @@
-"""Which layers of a network the kernels compute: narrow convolutions, norms, pooling, and the ReLUs beside them."""
+"""Replace layers of a network by fused ones: narrow convolutions, norms and pooling, with the ReLUs next to them."""
 
 from typing import Any, cast
 
 from torch import Tensor, nn
 
 from iterand.engine.convolution import narrow_
-from iterand.engine.normalization import FusedNorm, is_ordinary
+from iterand.engine.normalization import FusedNorm, can_fuse
 from iterand.engine.pooling import FusedPool, is_two_by_two
 from iterand.surgery import is_frozen
 
 
 def fuse_(network: nn.Module, residual: type[nn.Module] | None = None) -> None:
-    """Let the kernels compute what they can of a network in bfloat16, channels last; its tensors keep their names.
+    """Replace layers of a bfloat16, channels-last network by fused ones. The names of its tensors stay the same.
 
-    ``residual`` is a class of blocks that compute ReLU(branch(x) + shortcut(x)) from two parts of these names.
+    ``residual`` is a block class with the submodules ``branch`` and ``shortcut`` that computes
+    ReLU(branch(x) + shortcut(x)).
     """
     for module in list(network.modules()):
         if isinstance(module, nn.Conv2d) and is_frozen(module, "bias"):
-            module.bias = None  # it is zero
-        if is_ordinary(module):
+            module.bias = None  # a frozen bias is zero
+        if can_fuse(module):
             module.__class__ = FusedNorm
         if is_two_by_two(module):
             module.__class__ = FusedPool
     narrow_(network)
     for module in list(network.modules()):
         if type(module) is nn.Sequential:
-            _take_over_rectifiers_(module)
+            _fuse_relus_(module)
         if type(module) is residual:
             norm = _last(cast(nn.Sequential, module.branch))
             if isinstance(norm, FusedNorm):
@@ -34,17 +35,17 @@ def fuse_(network: nn.Module, residual: type[nn.Module] | None = None) -> None:
 
 
 def _fused_block(self: Any, images: Tensor) -> Tensor:
-    """The forward pass of a residual block whose last norm adds the shortcut and rectifies the sum."""
-    seen, (*before, last) = images, self.branch
+    """Forward pass of a residual block whose last norm also adds the shortcut and applies the ReLU."""
+    hidden, (*before, last) = images, self.branch
     for layer in before:
-        seen = layer(seen)
+        hidden = layer(hidden)
     convolution, norm = last.children()
-    rectified: Tensor = norm(convolution(seen), self.shortcut(images))
-    return rectified
+    output: Tensor = norm(convolution(hidden), self.shortcut(images))
+    return output
 
 
-def _take_over_rectifiers_(sequence: nn.Sequential) -> None:
-    """Let norms do the work of a ReLU that follows them, and pooling that of one before it."""
+def _fuse_relus_(sequence: nn.Sequential) -> None:
+    """Fuse a ReLU into the norm before it, or into the pooling after it."""
     layers = [nn.Identity(), *sequence, nn.Identity()]
     for index, (before, layer, after) in enumerate(zip(layers, layers[1:], layers[2:])):
         if type(layer) is not nn.ReLU:
@@ -57,7 +58,7 @@ def _take_over_rectifiers_(sequence: nn.Sequential) -> None:
 
 
 def _last(layer: nn.Module) -> nn.Module:
-    """The layer that a layer ends in."""
+    """The last layer of nested ``nn.Sequential``."""
     while type(layer) is nn.Sequential and len(layer):
         layer = layer[-1]
     return layer

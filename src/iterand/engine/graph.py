@@ -1,28 +1,29 @@
-"""Work on a batch captured as a CUDA graph: launched as one, however many kernels it has."""
+"""Capture and replay of a CUDA graph: all kernels of a step on one batch as a single launch."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-_WARM_UP = 3  # times the work is done first: libraries choose their ways, compilers compile
+_WARM_UP = 3  # runs before the capture: libraries choose algorithms, kernels are compiled
 
 
 class CannotCapture(Exception):
-    """The work can be done, but not captured."""
+    """The work cannot be captured as a CUDA graph."""
 
 
 class CapturedGraph:
-    """The graph of ``work`` on tensors like ``batch``; trying it out leaves ``state`` as it was."""
+    """The CUDA graph of ``work`` for batches of these shapes. Warm-up and capture leave ``state`` unchanged."""
 
     def __init__(
         self, work: Callable[[tuple[Tensor, ...]], None], batch: Sequence[Tensor], state: Sequence[Tensor]
     ) -> None:
         self._batch = tuple(tensor.clone() for tensor in batch)
         device = batch[0].device
-        saved = [tensor.detach().cpu() for tensor in state]  # not beside what is measured as peak memory
-        random = torch.cuda.get_rng_state(device)
-        current, side = torch.cuda.current_stream(device), _own_stream(device)
+        # On the host, so that the copies do not count as peak memory of the device.
+        saved = [tensor.detach().cpu() for tensor in state]
+        rng_state = torch.cuda.get_rng_state(device)
+        current, side = torch.cuda.current_stream(device), _capture_stream(device)
         try:
             side.wait_stream(current)
             with torch.cuda.stream(side):
@@ -36,27 +37,27 @@ class CapturedGraph:
                 raise CannotCapture(str(error) or type(error).__name__) from error
         finally:
             current.wait_stream(side)
-            torch.cuda.set_rng_state(random, device)
+            torch.cuda.set_rng_state(rng_state, device)
             with torch.no_grad():
                 for tensor, value in zip(state, saved):
                     tensor.copy_(value)
 
     def fits(self, batch: Sequence[Tensor]) -> bool:
-        """Whether a batch has the shapes that were captured."""
-        return all(one.shape == own.shape for one, own in zip(batch, self._batch))
+        """Whether a batch has the captured shapes."""
+        return all(tensor.shape == buffer.shape for tensor, buffer in zip(batch, self._batch))
 
     def replay(self, batch: Sequence[Tensor]) -> None:
-        """Do the work on a batch."""
-        for own, one in zip(self._batch, batch):
-            own.copy_(one)
+        """Copy a batch into the static buffers and replay the graph."""
+        for buffer, tensor in zip(self._batch, batch):
+            buffer.copy_(tensor)
         self._graph.replay()
 
 
-def _own_stream(device: torch.device) -> torch.cuda.Stream:
-    """The current stream, unless it is the default stream, on which nothing can be captured.
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The current stream, or a new stream if that is the default stream, which cannot be captured.
 
-    Libraries keep scratch memory for each stream, and a graph keeps using that of the stream it was captured on. Graphs
-    captured on one stream must not be replayed at the same time.
+    Libraries keep a workspace per stream, and a graph uses the workspace of its capture stream. So graphs captured on
+    tensor stream must not be replayed concurrently.
     """
     current = torch.cuda.current_stream(device)
     if current != torch.cuda.default_stream(device):

@@ -1,4 +1,4 @@
-"""What a fused step trains, laid out for it: weights as they are, or scores with masked weights as leaves."""
+"""What a fused step trains: dense weights, or scores with the masked weights as autograd leaves."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,15 +14,15 @@ from iterand.distributions import normal_levels
 from iterand.parametrization import masked_layers
 from iterand.randomization import IterativeRandomization
 
-_INSIDE = ".parametrizations."
+_PARAMETRIZATIONS = ".parametrizations."
 
 
 class CannotFuse(Exception):
-    """A model whose layers cannot all be worked on in one launch."""
+    """The layers of the model do not fit one launch."""
 
 
 class DenseParameters:
-    """Weights, trained by torch's optimizer."""
+    """Dense weights, trained by a torch optimizer."""
 
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, learning_rate: float, constrain: Callable[[], None]
@@ -36,13 +36,13 @@ class DenseParameters:
             group["lr"] = torch.tensor(learning_rate, device=self.leaves[0].device)
 
     def begin(self) -> None:
-        """Nothing: weights are what they are."""
+        """Nothing to do for dense weights."""
 
     def prepare(self) -> None:
-        """Nothing: weights are what they are."""
+        """Nothing to do for dense weights."""
 
     def update(self, gradients: tuple[Tensor, ...]) -> None:
-        """A step of the optimizer."""
+        """One optimizer step."""
         for leaf, gradient in zip(self.leaves, gradients):
             leaf.grad = gradient
         self._optimizer.step()
@@ -51,21 +51,20 @@ class DenseParameters:
             leaf.grad = None
 
     def end(self) -> None:
-        """Nothing: nothing depends on the weights."""
+        """Nothing to do for dense weights."""
 
     def captured(self) -> None:
-        """Nothing: the graph holds the optimizer's own addresses of the gradients."""
+        """Nothing to do: the captured optimizer step has the addresses of the gradients."""
 
 
 class MaskedParameters:
-    """Scores, trained through masked weights: mask, later update and cut, one launch each for all layers.
+    """Scores, trained through masked weights. Apply masks, update scores and find cuts take one launch each.
 
-    A step ends with the cuts of the updated scores. They are what a randomization that follows prunes by, and what the
-    next step begins with: found once. Where a schedule changes how many weights are kept between two steps, there is no
-    such cut, and a step begins with finding its own.
+    A step ends with finding the cuts of the updated scores. A randomization after the step and the next step reuse
+    them. If a schedule changes the number of kept weights between steps, a step begins with finding its cuts instead.
 
-    Versions tell whether cuts are known: torch counts what it writes to scores and counts, and kernels that write past
-    it say so. Only a write through ``.data`` would go unseen; while a step lives, nobody else does that to its scores.
+    Version counters tell whether the cuts are stale: torch counts its writes to scores and kept counts, and kernels
+    count theirs with ``bump_version``. A write to the scores through ``.data`` goes unnoticed, so there must be none.
     """
 
     def __init__(
@@ -90,17 +89,19 @@ class MaskedParameters:
         self._kept_changes = kept_changes
         self._cuts = masks[0].ranking.prepare_cuts(masks)
         self._cut_versions: list[int] | None = None
-        # What norms add stays in float32, as under autocast.
-        kinds = [torch.bfloat16 if half and weight.dim() > 1 else torch.float32 for weight in weights]
+        # The bias of a norm stays in float32, as under autocast.
+        dtypes = [torch.bfloat16 if half and weight.dim() > 1 else torch.float32 for weight in weights]
         self.leaves: list[Tensor] = [
-            torch.zeros_like(weight, dtype=kind).requires_grad_() for weight, kind in zip(weights, kinds)
+            torch.zeros_like(weight, dtype=dtype).requires_grad_() for weight, dtype in zip(weights, dtypes)
         ]
         self._apply = ApplyMasks(self._cuts, weights, self.leaves)
         momenta = momentum_buffers(optimizer)
         self._update = UpdateScores(self._cuts, weights, momenta, self.leaves)
         self.state: list[Tensor] = [*self._scores, *momenta]
         others = dict(model.named_parameters()) | dict(model.named_buffers())
-        self.tensors: dict[str, Tensor] = {name: tensor for name, tensor in others.items() if _INSIDE not in name}
+        self.tensors: dict[str, Tensor] = {
+            name: tensor for name, tensor in others.items() if _PARAMETRIZATIONS not in name
+        }
         self.tensors |= zip(layers, self.leaves)
         settings = optimizer.param_groups[0]
         self._momentum, self._weight_decay = settings["momentum"], settings["weight_decay"]
@@ -108,14 +109,14 @@ class MaskedParameters:
         self._learning_rate = torch.tensor(learning_rate, device=device)
         for group in optimizer.param_groups:
             group["lr"] = self._learning_rate
-        self._captured = torch.zeros(len(layers), dtype=torch.int64, device=device)
-        normal_levels(device)  # copied with a host sync, which no step should have
+        self._gradient_addresses = torch.zeros(len(layers), dtype=torch.int64, device=device)
+        normal_levels(device)  # the first call has a host sync, which a step must not have
         for stepper in steppers:
             if isinstance(stepper, IterativeRandomization):
                 stepper.known_cuts = self.cuts
 
     def cuts(self) -> FindCuts:
-        """The cuts of the scores as they are, found unless they are known."""
+        """The cuts of the current scores. Finds them if they are stale."""
         versions = self._versions()
         if self._cut_versions != versions:
             self._cuts.run()
@@ -123,26 +124,26 @@ class MaskedParameters:
         return self._cuts
 
     def begin(self) -> None:
-        """Have the cuts ready, if ``prepare`` does not find them."""
+        """Find the cuts before the step, unless ``prepare`` does."""
         if not self._kept_changes:
             self.cuts()
 
     def prepare(self) -> None:
-        """Mask the weights."""
+        """Apply the masks."""
         if self._kept_changes:
             self._cuts.run()
         self._apply.run()
 
     def update(self, gradients: tuple[Tensor, ...]) -> None:
-        """Update the scores by the gradients of the masked weights, and find their cuts."""
-        self._cut_versions = None  # until the end
+        """Update the scores from the gradients of the masked weights, and find the new cuts."""
+        self._cut_versions = None  # stale until ``end``
         gradients = tuple(
             gradient if same_order(gradient, leaf) else torch.empty_like(leaf).copy_(gradient)
             for gradient, leaf in zip(gradients, self.leaves)
         )
-        addresses = self._captured
+        addresses = self._gradient_addresses
         if self._learning_rate.is_cuda and torch.cuda.is_current_stream_capturing():
-            self._gradients = gradients  # nothing may be written to the device now
+            self._gradients = gradients  # no copy from the host during capture; see ``captured``
         else:
             addresses = pointers(gradients)
         self._update.run(addresses, self._learning_rate, self._momentum, self._weight_decay)
@@ -150,14 +151,14 @@ class MaskedParameters:
             self._cuts.run()
 
     def end(self) -> None:
-        """The scores are others now, of which neither kernels nor graphs tell torch; their cuts were found."""
+        """Bump the versions of the scores, which kernels and graphs do not do, and mark the cuts as current."""
         bump_version(self._scores)
         if not self._kept_changes:
             self._cut_versions = self._versions()
 
     def captured(self) -> None:
-        """Tell the graph where its gradients are."""
-        self._captured.copy_(pointers(self._gradients))
+        """Write the addresses of the gradients to the buffer that the captured graph reads."""
+        self._gradient_addresses.copy_(pointers(self._gradients))
 
     def _versions(self) -> list[int]:
         return backend.versions((*self._scores, *self._kept))
@@ -169,13 +170,13 @@ def optimized(optimizer: Optimizer) -> list[Tensor]:
 
 
 def momentum_buffers(optimizer: Optimizer) -> list[Tensor]:
-    """The momentum of every parameter, in its layout; zero where there is none yet, which changes no first step."""
-    found = []
+    """The momentum buffer of every parameter, in its layout. A missing one becomes zero, which is equivalent."""
+    buffers = []
     for parameter in optimized(optimizer):
         state = optimizer.state[parameter]
         buffer = torch.zeros_like(parameter.detach())
         if state.get("momentum_buffer") is not None:
             buffer.copy_(state["momentum_buffer"])
         state["momentum_buffer"] = buffer
-        found.append(buffer)
-    return found
+        buffers.append(buffer)
+    return buffers

@@ -1,9 +1,7 @@
-"""Images as kernels go through them: pixel by pixel, the channels of each side by side.
+"""2 × 2 max pooling fused with the ReLU before it, for channels-last images. Size limits of the image kernels.
 
-Max pooling of images that lie channels last, two by two, with the ReLU before it.
-
-The largest of four, rectified, is the largest of the four rectified; so one pass does both, and notes in a byte which
-of the four it was."""
+max(ReLU(a), …) = ReLU(max(a, …)), so one pass does both. It stores the position of the maximum in one byte.
+"""
 
 from typing import Any
 
@@ -14,37 +12,19 @@ from torch import Tensor, nn
 
 from iterand.backend.triton.layers import launching_on
 
-_LARGEST = 1 << 31  # places are numbers of 32 bits
-
-
-def fits(elements: int) -> bool:
-    """Whether kernels can count so many; what is more is left to torch."""
-    return elements < _LARGEST
-
-
-def extent(images: Tensor) -> tuple[int, int]:
-    """How many pixels some images have in all, and how many channels."""
-    shape = tuple(images.shape)
-    if not fits(images.numel()):
-        raise ValueError(f"images of shape {shape} have 2³¹ elements or more; lower the batch size")
-    if not images.is_contiguous(memory_format=torch.channels_last):
-        raise ValueError(f"images of shape {shape} do not lie channels last")
-    return images.numel() // max(1, shape[1]), shape[1]
-
-
-_CHANNELS = 64  # of a tile, at most
-_TILE = 2048  # results of a program
+_CHANNELS = 64  # maximum channels of a tile
+_TILE = 2048  # outputs per program
 
 
 class FusedPool(nn.MaxPool2d):
-    """Max pooling two by two that may have the work of a ReLU to do."""
+    """2 × 2 max pooling, optionally with a ReLU before it (``rectified``)."""
 
     rectified = False
 
     def forward(self, input: Tensor) -> Tensor:
-        """Rectify, take the largest."""
-        left_over = input.shape[2] % 2 or input.shape[3] % 2
-        if left_over or not fits(input.numel()):
+        """ReLU and max pooling in one pass."""
+        odd_size = input.shape[2] % 2 or input.shape[3] % 2
+        if odd_size or not fits(input.numel()):
             pooled: Tensor = super().forward(input.relu() if self.rectified else input)
             return pooled
         pooled, _ = pool(input.contiguous(memory_format=torch.channels_last), self.rectified)
@@ -52,7 +32,7 @@ class FusedPool(nn.MaxPool2d):
 
 
 def is_two_by_two(module: nn.Module) -> bool:
-    """Whether a module is a max pooling that can be computed here."""
+    """Whether a module is a max pooling that ``FusedPool`` can replace."""
     return type(module) is nn.MaxPool2d and (
         all(size in (2, (2, 2)) for size in (module.kernel_size, module.stride))
         and (module.padding, module.dilation) == (0, 1)
@@ -62,31 +42,31 @@ def is_two_by_two(module: nn.Module) -> bool:
 
 @torch.library.custom_op("iterand::pool", mutates_args=())
 def pool(images: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
-    """The largest of each four pixels, and which it was; none, which is four, where that is rectified."""
-    result, chosen = _results_of(images)
+    """Maximum of each 2 × 2 window and its position 0 … 3; 4 where the ReLU sets it to zero."""
+    result, chosen = _empty_outputs(images)
     _launch(_pool, images, result, chosen, RECTIFIED=rectified)
     return result, chosen
 
 
 @pool.register_fake
 def _(images: Tensor, rectified: bool) -> tuple[Tensor, Tensor]:
-    return _results_of(images)
+    return _empty_outputs(images)
 
 
 @torch.library.custom_op("iterand::pool_backward", mutates_args=())
 def pool_backward(gradient: Tensor, chosen: Tensor) -> Tensor:
-    """The gradient of the images: that of a result where it came from, and zero elsewhere."""
-    images = _images_of(gradient)
-    _launch(_spread, images, gradient, chosen)
+    """Gradient of the images: the gradient of the output at the position of the maximum, zero elsewhere."""
+    images = _empty_images(gradient)
+    _launch(_scatter, images, gradient, chosen)
     return images
 
 
 @pool_backward.register_fake
 def _(gradient: Tensor, chosen: Tensor) -> Tensor:
-    return _images_of(gradient)
+    return _empty_images(gradient)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(output[1])
 
@@ -96,20 +76,20 @@ def _backward(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor, Non
     return pool_backward(gradient.contiguous(memory_format=torch.channels_last), chosen), None
 
 
-pool.register_autograd(_backward, setup_context=_remember)
+pool.register_autograd(_backward, setup_context=_save_for_backward)
 
 
-def _results_of(images: Tensor) -> tuple[Tensor, Tensor]:
+def _empty_outputs(images: Tensor) -> tuple[Tensor, Tensor]:
     count, channels, height, width = images.shape
     shape = (count, channels, height // 2, width // 2)
-    made = [
-        torch.empty(shape, dtype=kind, device=images.device, memory_format=torch.channels_last)
-        for kind in (images.dtype, torch.uint8)
+    outputs = [
+        torch.empty(shape, dtype=dtype, device=images.device, memory_format=torch.channels_last)
+        for dtype in (images.dtype, torch.uint8)
     ]
-    return made[0], made[1]
+    return outputs[0], outputs[1]
 
 
-def _images_of(result: Tensor) -> Tensor:
+def _empty_images(result: Tensor) -> Tensor:
     count, channels, height, width = result.shape
     shape = (count, channels, 2 * height, 2 * width)
     return torch.empty(shape, dtype=result.dtype, device=result.device, memory_format=torch.channels_last)
@@ -128,49 +108,75 @@ def _launch(kernel: Any, images: Tensor, result: Tensor, chosen: Tensor, **const
             )  # fmt: skip
 
 
+# Size limits of the kernels.
+
+_MAX_ELEMENTS = 1 << 31  # kernels use 32-bit offsets
+
+
+def fits(elements: int) -> bool:
+    """Whether kernels can address this many elements. Larger tensors are left to torch."""
+    return elements < _MAX_ELEMENTS
+
+
+def extent(images: Tensor) -> tuple[int, int]:
+    """Number of pixels in a batch of images, and number of channels. Refuses images that kernels cannot address."""
+    shape = tuple(images.shape)
+    if not fits(images.numel()):
+        raise ValueError(f"images of shape {shape} have 2³¹ elements or more; lower the batch size")
+    if not images.is_contiguous(memory_format=torch.channels_last):
+        raise ValueError(f"images of shape {shape} do not lie channels last")
+    return images.numel() // max(1, shape[1]), shape[1]
+
+
+# Kernels.
+
+
 @triton.jit
 def _pool(
     images, result, chosen, pixels, channels, columns,
     WIDTH: tl.constexpr, HEIGHT: tl.constexpr, RECTIFIED: tl.constexpr,
 ):  # fmt: skip
-    place, source, there = _tile(pixels, channels, columns, WIDTH, HEIGHT)
-    best = tl.load(images + source, mask=there, other=0.0).to(tl.float32)
-    which = tl.zeros([HEIGHT, WIDTH], tl.int32)
+    """Maximum and its position for one tile of outputs."""
+    offset, source, valid = _tile(pixels, channels, columns, WIDTH, HEIGHT)
+    best = tl.load(images + source, mask=valid, other=0.0).to(tl.float32)
+    position = tl.zeros([HEIGHT, WIDTH], tl.int32)
     for number in tl.static_range(1, 4):
-        other = tl.load(images + source + _offset(number, channels, columns), mask=there, other=0.0).to(tl.float32)
-        better = (other > best) | (other != other)  # NaN is larger than anything
+        other = tl.load(images + source + _offset(number, channels, columns), mask=valid, other=0.0).to(tl.float32)
+        better = (other > best) | (other != other)  # NaN propagates
         best = tl.where(better, other, best)
-        which = tl.where(better, number, which)
+        position = tl.where(better, number, position)
     if RECTIFIED:
-        which = tl.where(best <= 0, 4, which)
+        position = tl.where(best <= 0, 4, position)
         best = tl.where(best <= 0, 0.0, best)
-    tl.store(result + place, best.to(result.dtype.element_ty), mask=there)
-    tl.store(chosen + place, which.to(tl.uint8), mask=there)
+    tl.store(result + offset, best.to(result.dtype.element_ty), mask=valid)
+    tl.store(chosen + offset, position.to(tl.uint8), mask=valid)
 
 
 @triton.jit
-def _spread(
+def _scatter(
     images, gradient, chosen, pixels, channels, columns, WIDTH: tl.constexpr, HEIGHT: tl.constexpr
 ):  # fmt: skip
-    place, source, there = _tile(pixels, channels, columns, WIDTH, HEIGHT)
-    given = tl.load(gradient + place, mask=there, other=0.0)
-    which = tl.load(chosen + place, mask=there, other=4).to(tl.int32)
+    """Gradient of the images for one tile of outputs."""
+    offset, source, valid = _tile(pixels, channels, columns, WIDTH, HEIGHT)
+    grad = tl.load(gradient + offset, mask=valid, other=0.0)
+    position = tl.load(chosen + offset, mask=valid, other=4).to(tl.int32)
     for number in tl.static_range(4):
-        own = tl.where(which == number, given, tl.zeros_like(given))
-        tl.store(images + source + _offset(number, channels, columns), own, mask=there)
+        value = tl.where(position == number, grad, tl.zeros_like(grad))
+        tl.store(images + source + _offset(number, channels, columns), value, mask=valid)
 
 
 @triton.jit
 def _tile(pixels, channels, columns, WIDTH: tl.constexpr, HEIGHT: tl.constexpr):
-    """Where the results of a program lie, where the first of their four pixels lies, and which of them exist."""
+    """Offsets of the outputs of a program, offsets of the first pixels of their windows, and which are in bounds."""
     pixel = tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
     channel = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    place = pixel[:, None] * channels + channel[None, :]
-    first = pixel // columns * (4 * columns) + pixel % columns * 2  # rows of all images, one below the other
+    offset = pixel[:, None] * channels + channel[None, :]
+    first = pixel // columns * (4 * columns) + pixel % columns * 2  # the rows of all images are stacked
     source = first[:, None] * channels + channel[None, :]
-    return place, source, (pixel < pixels)[:, None] & (channel < channels)[None, :]
+    return offset, source, (pixel < pixels)[:, None] & (channel < channels)[None, :]
 
 
 @triton.jit
 def _offset(number, channels, columns):
+    """Offset of pixel ``number`` (0 … 3) of a window from its first pixel."""
     return (number // 2 * (2 * columns) + number % 2) * channels

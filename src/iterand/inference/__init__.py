@@ -1,1 +1,1 @@
-"""A ticket as a program."""
+"""Export of tickets for inference."""

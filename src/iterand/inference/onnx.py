@@ -1,7 +1,8 @@
-"""A ticket's network as ONNX: weights of a few levels become 4-bit whole numbers and a scale, and lose nothing.
+"""Export a ticket's network to ONNX, with weights as 4-bit integers and a scale, without loss.
 
-A weight of such a distribution is level · unit, which is what ``DequantizeLinear`` computes (opset 21 for 4 bits). The
-file is about 8 times smaller than float32; the kernels that run it are dense ones and no faster for the zeros."""
+A weight of a distribution with few levels is level · unit, which is what ``DequantizeLinear`` computes (opset 21 for 4
+bits). The file is about 8 times smaller than float32. ONNX runtimes use dense kernels, so zeros bring no speedup.
+"""
 
 import contextlib
 import importlib.util
@@ -26,19 +27,19 @@ if TYPE_CHECKING:
 
 OPSET = 21
 _RANGES = {"int4": (-8, 7), "int8": (-128, 127)}
-# What float32 sums of another order may differ by, beside the largest output.
+# Allowed rounding difference, relative to the largest output: float32 sums are taken in another order.
 _TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class OnnxExport:
-    """What an export wrote."""
+    """Result of an export."""
 
     bytes: int
     whole_numbers: tuple[str, ...]
-    """The tensors stored as whole numbers; the others are float32."""
+    """Names of the tensors stored as integers. The others are float32."""
     difference: float
-    """The largest difference between onnxruntime's and torch's outputs, beside the largest output."""
+    """Largest difference between the outputs of onnxruntime and torch, relative to the largest output."""
 
 
 def export_onnx(
@@ -49,14 +50,14 @@ def export_onnx(
     *,
     integers: str = "int4",
 ) -> OnnxExport:
-    """Write the network as ONNX, run it by onnxruntime, and compare its outputs with torch's.
+    """Write the network as ONNX, run it with onnxruntime, and compare its outputs with torch's.
 
     Args:
-        ticket: What the weights are known from.
-        model: The network as ``load_ticket`` gave it.
-        example: Inputs to call it with; the first dimension of each may vary afterwards.
-        path: Where to.
-        integers: ``"int4"``, or ``"int8"`` for runtimes that know no 4-bit numbers.
+        ticket: The ticket of the network.
+        model: The network, from ``load_ticket``.
+        example: Example inputs. The first dimension of each stays dynamic.
+        path: The file to write.
+        integers: ``"int4"``, or ``"int8"`` for runtimes without 4-bit integers.
     """
     if integers not in _RANGES:
         raise ValueError(f"integers is {integers!r}; it must be one of {', '.join(_RANGES)}")
@@ -93,7 +94,7 @@ def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> "onnx.ModelProto
     batches = tuple({0: torch.export.Dim.AUTO} for _ in example)
     try:
         with _quiet(), torch.no_grad():
-            # Not optimized: that would fold batch norm into the weights, which would have few levels no longer.
+            # No optimization: folding batch norm into the weights would destroy their levels.
             program: Any = torch.onnx.export(
                 model, example, dynamo=True, optimize=False, opset_version=OPSET, dynamic_shapes=batches, verbose=False
             )
@@ -102,12 +103,12 @@ def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> "onnx.ModelProto
         raise IterandError(f"torch cannot export {type(model).__name__} to ONNX: {reason}") from error
     proto: onnx.ModelProto = program.model_proto
     for node in [*proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output, proto.graph]:
-        del node.metadata_props[:]  # where in the source each came from
+        del node.metadata_props[:]  # source locations
     return proto
 
 
 def _replace(proto: "onnx.ModelProto", tensor: "onnx.TensorProto", unit: float, integers: str) -> None:
-    """Put whole numbers and a DequantizeLinear node in the place of a float32 tensor."""
+    """Replace a float32 tensor by integers and a DequantizeLinear node."""
     from onnx import TensorProto, helper, numpy_helper
 
     weight = numpy_helper.to_array(tensor)
@@ -115,7 +116,7 @@ def _replace(proto: "onnx.ModelProto", tensor: "onnx.TensorProto", unit: float, 
     if not np.array_equal(levels.astype(np.float32) * np.float32(unit), weight):
         raise IterandError(f"{tensor.name!r} changed while torch exported it, so it cannot be told in whole numbers")
     name = tensor.name
-    numbers = TensorProto(name=f"{name}.levels", dims=list(weight.shape), raw_data=_packed(levels, integers).tobytes())
+    numbers = TensorProto(name=f"{name}.levels", dims=list(weight.shape), raw_data=_pack(levels, integers).tobytes())
     numbers.data_type = TensorProto.INT4 if integers == "int4" else TensorProto.INT8
     scale = helper.make_tensor(f"{name}.unit", TensorProto.FLOAT, [], [unit])
     proto.graph.initializer.remove(tensor)
@@ -123,7 +124,7 @@ def _replace(proto: "onnx.ModelProto", tensor: "onnx.TensorProto", unit: float, 
     proto.graph.node.insert(0, helper.make_node("DequantizeLinear", [numbers.name, scale.name], [name]))
 
 
-def _packed(levels: NDArray[np.int8], integers: str) -> NDArray[np.uint8]:
+def _pack(levels: NDArray[np.int8], integers: str) -> NDArray[np.uint8]:
     flat = levels.reshape(-1).view(np.uint8)
     if integers == "int8":
         return flat
@@ -145,7 +146,7 @@ def _difference(data: bytes, given: Tensor, example: tuple[Tensor, ...]) -> floa
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Torch's exporter warns of packages that do not matter here."""
+    """Silence warnings of torch's exporter about packages that are not needed here."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

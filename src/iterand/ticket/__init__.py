@@ -1,4 +1,4 @@
-"""A ticket: what must be kept of a network, about a bit a weight, and how to get the network back from it."""
+"""Tickets: files of about one bit per weight that rebuild a masked network bit for bit."""
 
 from iterand.ticket.load import load_ticket
 from iterand.ticket.read import Ticket, read_ticket

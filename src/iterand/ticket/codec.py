@@ -1,9 +1,9 @@
-"""Entropy coder of tickets: interleaved rANS under frequencies that both sides derive from the symbol counts.
+"""Entropy coder of tickets: interleaved rANS. Encoder and decoder derive the frequencies from the symbol counts.
 
 Section 4 of ``docs/ticket-format.md`` specifies it. A sequence of symbols is first cut into *coded symbols*: groups of
-several symbols, or the runs between occurrences of a rare one. All sequences of a ticket then go through one coder
-whose lanes take turns, so that NumPy codes one symbol of every lane at a time. Frequencies come from integer arithmetic
-alone, so every reader finds the same ones.
+several symbols, or the runs between occurrences of a rare one. All sequences of a ticket share one coder with many
+interleaved lanes: NumPy codes one symbol of every lane per step. Frequencies are computed with integers only, so they
+are the same on every machine.
 """
 
 import itertools
@@ -29,7 +29,7 @@ _LONGEST_RUN = 255
 
 
 class Model:
-    """The counts of a sequence of symbols 0 … A − 1, and everything the coder derives from them."""
+    """The symbol counts of a sequence over 0 … A − 1, and all coding parameters derived from them."""
 
     def __init__(self, counts: Sequence[int]) -> None:
         self.counts = tuple(counts)
@@ -38,7 +38,7 @@ class Model:
 
     @cached_property
     def kind(self) -> Kind:
-        """How the sequence is cut: two symbols that are about as frequent are stored as bits, without the coder."""
+        """How the sequence is cut. Two symbols of similar frequency are stored as raw bits, bypassing the coder."""
         if self.alphabet < 2:
             return "constant"
         if self.alphabet == 2 and 16 * abs(self.counts[0] - self.counts[1]) <= self.length:
@@ -52,27 +52,27 @@ class Model:
 
     @cached_property
     def group_size(self) -> int:
-        """How many symbols are coded as one: the most that leave no more than 256 groups."""
+        """Number of symbols coded as one: the largest that gives at most 256 different groups."""
         size = 1
         while self.alphabet ** (size + 1) <= _MAX_GROUPS:
             size += 1
         return size
 
     @property
-    def least(self) -> int:
-        """How many symbols go through the coder at least: all groups, or one run for every rare symbol."""
+    def min_coded(self) -> int:
+        """Minimum number of coded symbols: all groups, or one run per rare symbol."""
         if self.kind == "groups":
             return -(-self.length // self.group_size)
         return self.counts[self.rare] if self.kind == "runs" else 0
 
     @property
-    def most(self) -> int:
-        """How many symbols go through the coder at most: runs may be longer than one symbol can say."""
-        return self.least + ((self.length - self.least) // _LONGEST_RUN if self.kind == "runs" else 0)
+    def max_coded(self) -> int:
+        """Maximum number of coded symbols: a run above 254 takes several."""
+        return self.min_coded + ((self.length - self.min_coded) // _LONGEST_RUN if self.kind == "runs" else 0)
 
     @cached_property
     def frequencies(self) -> NDArray[np.uint32]:
-        """How many of the 2¹⁶ slots belong to each coded symbol; each has at least one."""
+        """Frequency of each coded symbol in units of 2⁻¹⁶; at least 1."""
         share = self._group_shares() if self.kind == "groups" else self._run_shares()
         frequency = share + np.uint64(1)
         frequency[share.argmax()] += np.uint64(1 << PRECISION) - frequency.sum()
@@ -80,7 +80,7 @@ class Model:
 
     @cached_property
     def slots(self) -> NDArray[np.uint32]:
-        """Where the slots of each coded symbol start (F, in the upper half) and how many they are (f)."""
+        """Cumulative frequency F (upper 16 bits) and frequency f (lower 16 bits) of each coded symbol."""
         first = self.frequencies.cumsum(dtype=np.uint32) - self.frequencies
         return first << _BITS | self.frequencies
 
@@ -94,14 +94,14 @@ class Model:
 
     def _run_shares(self) -> NDArray[np.uint64]:
         chance = (min(self.counts) << 32) // self.length
-        left = [1 << 32]  # the probability of a run at least this long, in 2⁻³²
+        left = [1 << 32]  # probability of a run at least this long, in units of 2⁻³²
         for _ in range(_LONGEST_RUN):
             left.append(left[-1] * ((1 << 32) - chance) >> 32)
         probability = [longer - shorter for longer, shorter in itertools.pairwise(left)] + left[-1:]
         return np.array([((1 << PRECISION) - len(left)) * each >> 32 for each in probability], dtype=np.uint64)
 
     def cut(self, sequence: Symbols) -> Symbols:
-        """The coded symbols of a sequence that has these counts."""
+        """Cut a sequence with these counts into coded symbols."""
         if self.kind == "constant":
             return np.empty(0, dtype=np.uint8)
         if self.kind == "runs":
@@ -110,9 +110,11 @@ class Model:
             runs = np.full(ends[-1] + 1, _LONGEST_RUN, dtype=np.uint8)
             runs[ends] = gaps % _LONGEST_RUN
             return runs
-        if self.alphabet == 2:  # eight symbols are a byte
+        if self.alphabet == 2:  # eight symbols per byte
             return np.packbits(sequence)
-        padded = np.zeros(self.least * self.group_size, dtype=np.min_scalar_type(self.alphabet**self.group_size - 1))
+        padded = np.zeros(
+            self.min_coded * self.group_size, dtype=np.min_scalar_type(self.alphabet**self.group_size - 1)
+        )
         padded[: self.length] = sequence
         groups = padded[:: self.group_size].copy()
         for position in range(1, self.group_size):
@@ -121,7 +123,7 @@ class Model:
         return groups
 
     def join(self, coded: Symbols) -> Symbols:
-        """The sequence behind coded symbols; a ValueError if it does not have these counts."""
+        """The inverse of ``cut``. Raises ValueError if the sequence does not have these counts."""
         if self.kind == "constant":
             return np.zeros(self.length, dtype=np.uint8)
         return self._join_runs(coded) if self.kind == "runs" else self._join_groups(coded)
@@ -153,19 +155,19 @@ class Model:
 
 
 def lane_count(models: Sequence[Model]) -> int:
-    """How many lanes take turns: so many that NumPy is fast, so few that their states cost little."""
-    symbols = sum(model.least for model in models)
+    """Number of interleaved lanes: enough for NumPy to be fast, few enough that their states cost little."""
+    symbols = sum(model.min_coded for model in models)
     return min(_MAX_LANES, -(-symbols // _SYMBOLS_PER_LANE))
 
 
 def encode(sequences: Sequence[Symbols], models: Sequence[Model]) -> bytes:
-    """Sequences that were cut as bytes: those stored as bits, the states of all lanes, the words in reading order."""
+    """Encode coded symbols: raw bits, then the states of all lanes, then the words in decoding order."""
     state = np.full(lane_count(models), _LOW, dtype=np.uint32)
     bits: list[bytes] = []
     words: list[bytes] = []
-    # A decoder gets back first what was encoded last, so everything is encoded from its end.
+    # rANS decodes in the reverse order of encoding, so encode from the end.
     for coded, model in zip(reversed(sequences), reversed(models)):
-        if not model.least:
+        if not model.min_coded:
             bits.append(coded.tobytes())
             continue
         numbers = coded.astype(np.intp)
@@ -173,7 +175,7 @@ def encode(sequences: Sequence[Symbols], models: Sequence[Model]) -> bytes:
             slots = model.slots.take(numbers[start : start + len(state)])
             x = state[: len(slots)]
             frequency, first = slots & _MASK, slots >> _BITS
-            full = np.flatnonzero(x >> _BITS >= frequency)  # these would leave their range
+            full = np.flatnonzero(x >> _BITS >= frequency)  # these states would overflow
             words.append(x[full].astype("<u2").tobytes())
             x[full] >>= _BITS
             # x becomes (x // f) · 2¹⁶ + F + x % f.
@@ -182,7 +184,7 @@ def encode(sequences: Sequence[Symbols], models: Sequence[Model]) -> bytes:
 
 
 def decode(data: bytes, models: Sequence[Model]) -> list[Symbols]:
-    """The coded symbols of every sequence; a ValueError if ``encode`` writes no such data."""
+    """The inverse of ``encode``: the coded symbols of every sequence. Raises ValueError for malformed data."""
     sizes = [-(-model.length // 8) if model.kind == "bits" else 0 for model in models]
     lanes, start = lane_count(models), sum(sizes)
     if len(data) < start + 4 * lanes or (len(data) - start) % 2:
@@ -192,14 +194,14 @@ def decode(data: bytes, models: Sequence[Model]) -> list[Symbols]:
         raise ValueError("one of its states is too small")
     bits = np.split(np.frombuffer(data, dtype=np.uint8, count=start), np.cumsum(sizes)[:-1])
     words = _Words(np.frombuffer(data, dtype="<u2", offset=start + 4 * lanes).astype(np.uint32))
-    decoded = [_decode(model, state, words) if model.least else stored for model, stored in zip(models, bits)]
+    decoded = [_decode(model, state, words) if model.min_coded else stored for model, stored in zip(models, bits)]
     if not words.all_taken or (state != _LOW).any():
         raise ValueError("it goes on after its last symbol")
     return decoded
 
 
 class _Words:
-    """The words of a stream, taken in order."""
+    """Sequential reader of 16-bit words."""
 
     def __init__(self, words: NDArray[np.uint32]) -> None:
         self._words = words
@@ -220,7 +222,7 @@ def _decode(model: Model, state: NDArray[np.uint32], words: _Words) -> Symbols:
     count = len(model.frequencies)
     symbol_at = np.arange(count, dtype=np.min_scalar_type(count - 1)).repeat(model.frequencies)
     parts = []
-    lane, missing, allowed = 0, model.least, model.most
+    lane, missing, allowed = 0, model.min_coded, model.max_coded
     while missing:
         x = state[lane : lane + missing]
         slot = x & _MASK

@@ -1,6 +1,6 @@
-"""The bytes of a ticket file, format 2: container, checksum, compressed header, tensors.
+"""Ticket file format 2: magic bytes, checksum, compressed JSON header, byte planes of tensors.
 
-``docs/ticket-format.md`` specifies it.
+``docs/ticket-format.md`` is the specification.
 """
 
 import hashlib
@@ -25,9 +25,9 @@ _MAGIC = b"iterand"
 _START = struct.Struct("<7sB32sI")  # magic, format, SHA-256 of all other bytes, length of the header
 _DIGEST = slice(8, 40)
 
-# A header may inflate to this many bytes, and to more only if its own bytes account for them.
-_FREE_HEADER = 1 << 20
-_HEADER_PER_BYTE = 1 << 7
+# Limit on the inflated size of a header: a constant, plus a multiple of its compressed size.
+_HEADER_ALLOWANCE = 1 << 20
+_INFLATED_PER_BYTE = 1 << 7
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -49,7 +49,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
-# What headers have in common, for the compressor to refer to. It is a part of the format (section 8).
+# Preset dictionary for DEFLATE: strings that headers have in common. It is part of the format (section 8).
 DICTIONARY = b"".join(
     (
         b'"aliases":{"levels":{"unit":[0.25,"floor":[0.01],"rank_by":["magnitude"],"score_distribution":["uniform"],',
@@ -81,7 +81,7 @@ DICTIONARY = b"".join(
 
 
 def pack(header: Mapping[str, Any], body: bytes) -> bytes:
-    """The bytes of a ticket with this header; the body are the planes of its tensors, then the coded stream."""
+    """The bytes of a ticket file. ``body`` holds the byte planes of the tensors, then the coded stream."""
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     compressor = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
     deflated = compressor.compress(text) + compressor.flush()
@@ -91,7 +91,7 @@ def pack(header: Mapping[str, Any], body: bytes) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Header and body of a ticket, its checksum checked."""
+    """Header and body of a ticket file. Checks magic bytes, version and checksum."""
     if data[: len(_MAGIC)] != _MAGIC:
         raise TicketError("this is no ticket; save_ticket writes those")
     if len(data) < _START.size:
@@ -104,7 +104,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
     if _START.size + length > len(data):
         raise TicketError(f"its header has {length} bytes, and the file only {len(data)}")
     end = _START.size + length
-    text = _inflate(data[_START.size : end], _FREE_HEADER + _HEADER_PER_BYTE * length, "header", DICTIONARY)
+    text = _inflate(data[_START.size : end], _HEADER_ALLOWANCE + _INFLATED_PER_BYTE * length, "header", DICTIONARY)
     try:
         header = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
@@ -115,10 +115,10 @@ def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def pack_tensors(tensors: Sequence[Tensor]) -> tuple[bytes, list[int]]:
-    """The elements of tensors as byte planes, and how many bytes each plane has.
+    """Pack tensors as byte planes. Returns the bytes and the number of bytes of each plane.
 
-    Consecutive tensors of one type are one sequence, and plane k holds byte k of each of its elements. So the bytes of
-    float32 numbers that hold their exponents, which are alike, are apart from the others, which look random.
+    Consecutive tensors of one dtype are one sequence; plane k holds byte k of each element. This separates the
+    exponent bytes of float32, which compress well, from the mantissa bytes, which look random.
     """
     planes = []
     for _, group in itertools.groupby(tensors, key=lambda tensor: tensor.dtype):
@@ -133,7 +133,7 @@ def pack_tensors(tensors: Sequence[Tensor]) -> tuple[bytes, list[int]]:
 def unpack_tensors(
     body: bytes, described: Sequence[tuple[str, tuple[int, ...]]], lengths: Sequence[int]
 ) -> tuple[list[Tensor], bytes]:
-    """Tensors of these types and shapes from their planes, and the bytes behind those."""
+    """Unpack tensors of these dtypes and shapes. Returns the tensors and the rest of ``body``."""
     tensors: list[Tensor] = []
     position = 0
     remaining = list(lengths)
@@ -144,7 +144,7 @@ def unpack_tensors(
             raise TicketError(f"it names {len(lengths)} planes, too few for its tensors")
         planes = []
         for length in remaining[: dtype.itemsize]:
-            planes.append(_plane(body[position : position + length], length, sum(sizes)))
+            planes.append(_read_plane(body[position : position + length], length, sum(sizes)))
             position += length
         del remaining[: dtype.itemsize]
         elements = np.ascontiguousarray(np.stack(planes, axis=1))
@@ -158,35 +158,35 @@ def unpack_tensors(
 
 
 def element_bytes(tensor: Tensor) -> bytes:
-    """The bytes of a tensor with one element, little endian."""
+    """The little-endian bytes of a tensor with one element."""
     return _bytes(tensor).tobytes()
 
 
 def full(dtype: str, shape: tuple[int, ...], element: bytes) -> Tensor:
-    """A tensor whose elements all have these bytes."""
+    """A tensor filled with one element, given as little-endian bytes."""
     one = _from_bytes(np.frombuffer(element, dtype=np.uint8)[None], DTYPES[dtype])
     return one.squeeze(0).expand(shape).clone(memory_format=torch.contiguous_format)
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
-    """[element, byte]: the elements of a tensor on the CPU, little endian."""
+    """The little-endian bytes of a CPU tensor, shape [element, byte]."""
     elements: NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     elements = elements.reshape(tensor.numel(), tensor.dtype.itemsize)
-    return elements if sys.byteorder == "little" else _swapped(elements, tensor.dtype)
+    return elements if sys.byteorder == "little" else _swap_bytes(elements, tensor.dtype)
 
 
 def _from_bytes(elements: NDArray[np.uint8], dtype: torch.dtype) -> Tensor:
-    """The opposite of ``_bytes``, flat."""
-    elements = elements if sys.byteorder == "little" else _swapped(elements, dtype)
+    """The inverse of ``_bytes``, as a flat tensor."""
+    elements = elements if sys.byteorder == "little" else _swap_bytes(elements, dtype)
     return torch.from_numpy(np.array(elements).reshape(-1)).view(dtype)
 
 
-def _swapped(elements: NDArray[np.uint8], dtype: torch.dtype) -> NDArray[np.uint8]:
+def _swap_bytes(elements: NDArray[np.uint8], dtype: torch.dtype) -> NDArray[np.uint8]:
     parts = 2 if dtype.is_complex else 1
     return elements.reshape(len(elements), parts, -1)[:, :, ::-1].reshape(elements.shape)
 
 
-def _plane(data: bytes, length: int, size: int) -> NDArray[np.uint8]:
+def _read_plane(data: bytes, length: int, size: int) -> NDArray[np.uint8]:
     if len(data) < length:
         raise TicketError("its tensors are longer than the file")
     if length > size:

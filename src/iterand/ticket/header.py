@@ -1,4 +1,4 @@
-"""What a ticket says of itself: its header, to JSON and back."""
+"""The header of a ticket: masked layers, other tensors, recipe and metrics; to and from JSON."""
 
 import math
 from collections import Counter
@@ -13,109 +13,110 @@ from iterand.parametrization import Settings
 from iterand.ticket import codec, draws, format, schema
 from iterand.ticket.schema import Row
 
-# A value that occurs takes its part of the coded stream, so a file has not many more counts than bytes.
-_FREE_COUNTS = 1 << 16
+# Limit on the counts in a header: a constant, plus a multiple of the file size. Every counted value takes up space in
+# the coded stream.
+_COUNTS_ALLOWANCE = 1 << 16
 _COUNTS_PER_BYTE = 8
 
 
 class StoredTensor(NamedTuple):
-    """A tensor whose elements are in the file."""
+    """A tensor stored element by element."""
 
     dtype: str
-    """Its type in the model."""
+    """dtype in the model."""
     shape: tuple[int, ...]
     saved_as: str
-    """Its type in the file."""
+    """dtype in the file."""
 
 
 class FilledTensor(NamedTuple):
-    """A tensor whose elements are all the same."""
+    """A tensor whose elements are all equal, stored as one element."""
 
     dtype: str
     shape: tuple[int, ...]
     element: bytes
-    """One element, little endian."""
+    """The little-endian bytes of one element."""
 
 
 @dataclass(frozen=True)
 class LayerHeader:
-    """One masked tensor: what it was made from, and how often what occurs in its streams."""
+    """One masked tensor: its settings, and the symbol counts of its mask and of its kept weights."""
 
     name: str
-    """Its qualified name in the model; ``settings.name`` is the one its weights were drawn under."""
+    """Qualified name in the model. ``settings.name`` is the name its weights were drawn under."""
     shape: tuple[int, ...]
     dtype: str
     settings: Settings
     unit: float
-    """The float32 number that levels are multiplied with."""
+    """The float32 factor of levels: weight = level · unit."""
     history: draws.History
     stored: str
-    """What tells a kept weight: its ``level``, the ``round`` of its draw, or the draw's place among its coin's falls,
-    counted from the ``first`` or the ``latest``."""
+    """How a kept weight is stored: as its ``level``, as the ``round`` it was drawn in, or as the ordinal of that round
+    among the rounds in which its coin came up, counted from the ``first`` or from the ``latest``."""
     counts: tuple[tuple[int, int], ...]
-    """(level, place or round; how many kept weights have it), ascending."""
+    """Pairs (value, number of kept weights), values ascending. A value is a level, a round or an ordinal."""
 
     @cached_property
     def size(self) -> int:
-        """How many weights there are."""
+        """Number of weights."""
         return math.prod(self.shape)
 
     @cached_property
     def kept(self) -> int:
-        """How many weights are kept."""
+        """Number of kept weights."""
         return sum(count for _, count in self.counts)
 
     @property
     def rounds(self) -> int:
-        """R: how often the pruned weights were randomized."""
+        """R: number of randomization rounds."""
         return self.history.rounds
 
     @cached_property
     def mask_model(self) -> codec.Model:
-        """How the mask is coded: 0 pruned, 1 kept; one symbol if all weights are the same in this."""
+        """Symbol counts of the mask: 0 pruned, 1 kept. One symbol if all or none are kept."""
         return codec.Model([count for count in (self.size - self.kept, self.kept) if count])
 
     @cached_property
     def value_model(self) -> codec.Model:
-        """How what tells the kept weights is coded."""
+        """Symbol counts of the kept weights."""
         return codec.Model([count for _, count in self.counts])
 
     @property
     def redrawn(self) -> int | None:
-        """How many kept weights are not the initial ones, where the ticket knows."""
+        """Number of kept weights that were redrawn. None if levels are stored."""
         return None if self.stored == "level" else sum(count for value, count in self.counts if value > 0)
 
     @property
     def coins(self) -> int:
-        """How many coins must at most be tossed to find the draws."""
+        """Upper bound on the coins a reader tosses to find the draws."""
         return (self.redrawn or 0) * self.rounds if self.stored in ("first", "latest") else 0
 
 
 @dataclass(frozen=True)
 class Header:
-    """Everything in a ticket but its streams and the elements of its tensors."""
+    """Everything in a ticket except the coded stream and the elements of stored tensors."""
 
     layers: tuple[LayerHeader, ...]
     package: str
     weights_sha256: str
-    """SHA-256 of masks and kept weights of all layers, as they come out of the stream."""
+    """SHA-256 of masks and kept weights of all layers, as decoded from the stream."""
     levels: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """The levels of distributions that have few and do not come with the package."""
+    """Levels of custom distributions that have a small support."""
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     planes: tuple[int, ...] = ()
-    """How many bytes each plane of these tensors has."""
+    """Number of bytes of each byte plane of ``tensors``."""
     filled: dict[str, FilledTensor] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
-    """Name of a tied tensor → the name it is described under."""
+    """Tied tensors: other name → the name in ``layers``, ``tensors`` or ``filled``."""
     recipe: dict[str, Any] | None = None
     metrics: dict[str, Any] | None = None
 
     def support(self, distribution: str) -> Sequence[int]:
-        """The levels of a distribution in ascending order, if they are few."""
+        """The levels of a distribution with a small support, ascending. Empty for others."""
         return _support(distribution, self.levels)
 
     def shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Type and shape of every tensor of the ordinary model."""
+        """dtype and shape of every tensor of the unmasked model."""
         shapes = {layer.name: (layer.dtype, layer.shape) for layer in self.layers}
         shapes |= {name: (tensor.dtype, tensor.shape) for name, tensor in self.filled.items()}
         shapes |= {name: (tensor.dtype, tensor.shape) for name, tensor in self.tensors.items()}
@@ -123,7 +124,7 @@ class Header:
 
 
 def to_json(header: Header) -> dict[str, Any]:
-    """The JSON object; what is empty is left out."""
+    """The header as a JSON object. Empty entries are left out."""
     rows = {
         "layers": [_layer_to_row(layer, header.levels) for layer in header.layers],
         "filled": [{"name": name, **tensor._asdict()} for name, tensor in header.filled.items()],
@@ -131,7 +132,7 @@ def to_json(header: Header) -> dict[str, Any]:
     }
     parts = {
         "iterand": header.package,
-        **{key: schema.columns_of(table, schema.TABLES[key]) if table else {} for key, table in rows.items()},
+        **{key: schema.to_columns(table, schema.TABLES[key]) if table else {} for key, table in rows.items()},
         "planes": list(header.planes),
         "weights_sha256": header.weights_sha256,
         "aliases": header.aliases,
@@ -143,14 +144,14 @@ def to_json(header: Header) -> dict[str, Any]:
 
 
 def from_json(loaded: Mapping[str, Any], size: int) -> Header:
-    """The header of a ticket of so many bytes, or a TicketError that names what is wrong."""
-    top = schema.object_from("the header", loaded, schema.TOP)
-    rows = {key: schema.rows_from(f"table {key!r}", top[key], columns) for key, columns in schema.TABLES.items()}
+    """Check and parse the header of a ticket of ``size`` bytes. Raises TicketError."""
+    top = schema.check_object("the header", loaded, schema.TOP)
+    rows = {key: schema.to_rows(f"table {key!r}", top[key], columns) for key, columns in schema.TABLES.items()}
     if not rows["layers"]:
         raise TicketError("it has no layers")
     counts = sum(len(row["counts"]) for row in rows["layers"])
-    if counts > _FREE_COUNTS + _COUNTS_PER_BYTE * size:  # a row may share the counts of all others
-        limit = _FREE_COUNTS + _COUNTS_PER_BYTE * size
+    if counts > _COUNTS_ALLOWANCE + _COUNTS_PER_BYTE * size:  # a row may share the counts of all others
+        limit = _COUNTS_ALLOWANCE + _COUNTS_PER_BYTE * size
         raise TicketError(f"its layers have {counts} counts in {size} bytes; the limit is {limit}")
     names = [row["name"] for table in rows.values() for row in table]
     for name, times in Counter([*names, *top["aliases"]]).items():
@@ -193,10 +194,10 @@ def _layer_to_row(layer: LayerHeader, levels: Mapping[str, tuple[int, ...]]) -> 
 
 def _layer_from_row(row: Row, levels: Mapping[str, tuple[int, ...]]) -> LayerHeader:
     where, distribution = f"layer {row['name'][:100]!r}", row["weight_distribution"]
-    usual = schema.usual_unit(row)
+    default = schema.default_unit(row)
     if row["unit"] is None:
         raise TicketError(f"{where} has distribution {distribution!r}, which is not the package's, and no unit")
-    if usual not in (None, row["unit"]):
+    if default not in (None, row["unit"]):
         raise TicketError(f"{where} has its own unit of {distribution!r}, whose unit is known")
     values = _values(row["stored"], distribution, levels)
     layer = LayerHeader(
@@ -221,7 +222,7 @@ def _layer_from_row(row: Row, levels: Mapping[str, tuple[int, ...]]) -> LayerHea
 
 
 def _values(stored: str, distribution: str, levels: Mapping[str, tuple[int, ...]]) -> Sequence[int]:
-    """The values that counts are counts of, in order: the levels of the distribution, or places and rounds."""
+    """The values that are counted, ascending: the levels of the distribution, or all rounds and ordinals."""
     return _support(distribution, levels) if stored == "level" else range(draws.MAX_ROUNDS + 1)
 
 
@@ -232,7 +233,7 @@ def _support(distribution: str, levels: Mapping[str, tuple[int, ...]]) -> Sequen
 
 
 def _with_gaps(counts: Iterable[tuple[int, int]], values: Sequence[int]) -> list[int]:
-    """The counts of these values in order; −n stands for n values that do not occur."""
+    """The counts in the order of ``values``; −n stands for n values that do not occur."""
     numbers: list[int] = []
     following = 0
     for value, count in counts:
@@ -243,6 +244,7 @@ def _with_gaps(counts: Iterable[tuple[int, int]], values: Sequence[int]) -> list
 
 
 def _without_gaps(where: str, numbers: Iterable[int], values: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The inverse of ``_with_gaps``."""
     position = 0
     for number in numbers:
         if number > 0:

@@ -1,4 +1,4 @@
-"""What a ticket costs: bytes and bits a weight, beside float32 and beside the least there could be."""
+"""Size of a ticket by part, compared with float32 and with the entropy bound."""
 
 import math
 from dataclasses import dataclass
@@ -9,45 +9,45 @@ from iterand.ticket.read import Ticket
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one masked tensor costs."""
+    """Size of one masked tensor."""
 
     name: str
     shape: tuple[int, ...]
     kept: int
     rounds: int
-    """R: how often its pruned weights were randomized."""
+    """R: number of randomization rounds."""
     redrawn: int | None
-    """How many kept weights are not the initial ones; None if the ticket holds levels, which do not tell."""
+    """Number of kept weights that were redrawn. None if the ticket stores levels."""
     stored: str
     bits: float
     """The entropy of mask and kept weights under their measured frequencies."""
 
     @property
     def weights(self) -> int:
-        """How many there are."""
+        """Number of weights."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a ticket costs, in bytes."""
+    """Size of a ticket, in bytes."""
 
     layers: tuple[LayerCost, ...]
     file: int
     stream: int
-    """The masks and kept weights of all layers, coded."""
+    """Coded masks and kept weights of all layers."""
     other_tensors: int
     """Batch-norm statistics and the like."""
     header: int
     """Everything else: names, settings, counts, recipe, checksum."""
     float32: int
-    """Its tensors in float32: a state dict as usually saved."""
+    """All tensors in float32, as in a saved state dict."""
     bound: float
-    """The least there could be: entropy of masks and kept weights, and the other tensors as they are stored."""
+    """Lower bound: entropy of masks and kept weights, plus the other tensors as stored."""
 
 
 def cost(ticket: Ticket) -> Cost:
-    """What this ticket costs."""
+    """Compute the size of each part of a ticket."""
     layers = tuple(
         LayerCost(
             name=layer.header.name,

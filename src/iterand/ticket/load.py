@@ -1,8 +1,11 @@
-"""Rebuilding a model from a ticket, as an ordinary module or masked to be searched further."""
+"""Load a ticket: as an unmasked model (``load_ticket``), or into a masked one to resume the search (``resume_``).
+
+``hold_zeros_`` keeps pruned weights at zero while an unmasked model is trained further.
+"""
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -19,26 +22,107 @@ from iterand.parametrization import (
     require_whole_rankings,
     unwrap,
 )
-from iterand.ticket.draws import drawn, kept_indices
-from iterand.ticket.read import Ticket, read_ticket
+from iterand.ticket.draws import kept_indices, weights_at
+from iterand.ticket.read import Ticket, TicketLayer, read_ticket
 
-if TYPE_CHECKING:
-    from iterand.ticket.read import TicketLayer
+Model = TypeVar("Model", bound=nn.Module)
 
-# What the weights were drawn under; the rest (sparsity, ranking, ...) may change from here on.
+
+@overload
+def load_ticket(path: str | os.PathLike[str], model: Model) -> Model: ...
+
+
+@overload
+def load_ticket(path: str | os.PathLike[str], model: None = None) -> nn.Module: ...
+
+
+def load_ticket(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
+    """Load a ticket as an unmasked model: an ordinary module with weights bit-equal to those of the masked model.
+
+    Outputs are bit-equal too wherever torch uses the same kernels. For GRU and attention under ``no_grad`` on a CPU,
+    torch chooses the kernel by ``requires_grad``: freeze the parameters there to get the same bits.
+
+    Args:
+        path: A file that ``save_ticket`` wrote.
+        model: A module as it was before ``prune_``. Its tensors are overwritten, and it is returned. Without a model,
+            the network is built from the recipe in the ticket and returned in ``eval()`` mode.
+    """
+    ticket = read_ticket(path)
+    try:
+        return load(ticket, model)
+    except TicketError as error:
+        raise TicketError(f"ticket {str(path)!r}: {error}") from None
+
+
+def load(ticket: Ticket, model: nn.Module | None = None) -> nn.Module:
+    """Load an opened ticket; see ``load_ticket``."""
+    if model is None:
+        network = _build_network(ticket)
+        network.load_state_dict(ticket.state_dict(), assign=True)
+        return network.eval()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is {model!r}; it must be a torch.nn.Module as it was before prune_")
+    root = unwrap(model)
+    if masked_layers(root):
+        raise ValueError("the model is masked; load_ticket fills ordinary ones (to go on searching: Ticket.resume_)")
+    _check_fits(ticket, root)
+    on_meta = any(tensor.is_meta for tensor in root.state_dict().values() if isinstance(tensor, Tensor))
+    root.load_state_dict(ticket.state_dict(), assign=on_meta)
+    return model
+
+
+def _check_fits(ticket: Ticket, model: nn.Module) -> None:
+    """Refuse a model whose tensors differ from the ticket's in name, shape or dtype."""
+    expected = ticket.shapes()
+    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    kind = type(model).__name__
+    for name, value in state.items():
+        if is_lazy(value):
+            raise TicketError(f"{name!r} of {kind} has no shape yet; run one forward pass before loading")
+    for name, (dtype, shape) in expected.items():
+        if name not in state:
+            raise TicketError(f"it holds {name!r}, which {kind} does not have; is it a ticket of another model?")
+        if tuple(state[name].shape) != shape:
+            raise TicketError(f"{name!r} has shape {list(shape)} in it and {list(state[name].shape)} in {kind}")
+        if state[name].dtype != dtype:
+            raise TicketError(f"{name!r} is {dtype} in it and {state[name].dtype} in {kind}; convert the model first")
+    for name in state:
+        if name not in expected:
+            raise TicketError(f"{kind} has {name!r}, which it does not hold; is it a ticket of another model?")
+
+
+def _build_network(ticket: Ticket) -> nn.Module:
+    """Build the network of the recipe on the meta device."""
+    from iterand.lab.networks import network_outline  # imported late: needed only without a model
+
+    options = (ticket.recipe or {}).get("network")
+    if not isinstance(options, dict) or not isinstance(options.get("name"), str):
+        raise TicketError("it has no recipe of a network inside; give load_ticket the model")
+    try:
+        network = network_outline(**cast(Any, options))
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise TicketError(f"the network of its recipe cannot be built: {reason}") from None
+    _check_fits(ticket, network)
+    return network
+
+
+# Resume a search.
+
+# Settings that determine the weights. The others (sparsity, ranking, …) may differ when a search is resumed.
 _DRAWN_UNDER = ("name", "seed", "weight_distribution", "fan_in")
 
 
 @torch.no_grad()
-def resume_(model: nn.Module, layers: Mapping[str, "TicketLayer"], state: Mapping[str, Tensor]) -> None:
-    """Bring a masked model to where a ticket left off; see ``Ticket.resume_``."""
+def resume_(model: nn.Module, layers: Mapping[str, TicketLayer], state: Mapping[str, Tensor]) -> None:
+    """Resume the search of a ticket on a masked model; see ``Ticket.resume_``."""
     root = unwrap(model)
     masked = require_masked_layers(root)
     require_whole_rankings(root, masked)
     _check_settings(masked, layers)
     masks = {name: layers[name].mask for name in masked}
     _check_counts(masked, layers, masks)
-    draws = {name: _draws(layers[name], mask) for name, mask in masks.items()}  # what is refused changes nothing
+    draws = {name: _find_draws(layers[name], mask) for name, mask in masks.items()}  # may raise, before any change
     for name, layer in masked.items():
         mask, parametrization = masks[name], layer.parametrization
         parametrization.history = list(layers[name].header.history.runs)
@@ -46,32 +130,14 @@ def resume_(model: nn.Module, layers: Mapping[str, "TicketLayer"], state: Mappin
         draw[kept_indices(mask)] = draws[name]
         parametrization.draw.copy_(draw.view(mask.shape))
         layer.weight.copy_(parametrization.weight())
-    for group in _competing(masked):
+    for group in _ranked_together(masked):
         _rank_kept_first_([(masked[name].parametrization, masks[name]) for name in group])
     for name, tensor in root.state_dict().items():
         if name in state:
             tensor.copy_(state[name])
 
 
-def hold_zeros_(model: nn.Module, layers: Mapping[str, "TicketLayer"]) -> list[RemovableHandle]:
-    """Let an ordinary model train what the ticket kept and nothing else; see ``Ticket.hold_zeros_``."""
-    parameters, kind = dict(unwrap(model).named_parameters()), type(unwrap(model)).__name__
-    pruned = {}
-    for name, layer in layers.items():
-        if name not in parameters:
-            raise TicketError(f"it holds {name!r}, which {kind} does not have")
-        pruned[name] = ~layer.mask.to(parameters[name].device)
-        if parameters[name].shape != pruned[name].shape or parameters[name].detach()[pruned[name]].any():
-            raise TicketError(f"{name!r} of {kind} is not zero where it prunes; fill it with load_ticket first")
-    return [_without(parameters[name], where) for name, where in pruned.items()]
-
-
-def _without(parameter: nn.Parameter, pruned: Tensor) -> RemovableHandle:
-    handle: RemovableHandle = parameter.register_hook(lambda gradient: gradient.masked_fill(pruned, 0))  # type: ignore[no-untyped-call]
-    return handle
-
-
-def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, "TicketLayer"]) -> None:
+def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, TicketLayer]) -> None:
     for name in masked.keys() ^ layers.keys():
         raise TicketError(f"{name!r} is masked in only one of model and ticket; prune_ the model as it was")
     for name, layer in masked.items():
@@ -93,21 +159,12 @@ def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, "Tic
                 )
 
 
-def _competing(masked: Mapping[str, MaskedLayer]) -> list[list[str]]:
-    """The layers of a model by name, those together that are ranked together."""
-    groups: dict[MaskedParametrization, list[str]] = {}
-    for name, layer in masked.items():
-        first = layer.parametrization.ranking.rivals(layer.parametrization)[0]
-        groups.setdefault(first, []).append(name)
-    return list(groups.values())
-
-
 def _check_counts(
-    masked: Mapping[str, MaskedLayer], layers: Mapping[str, "TicketLayer"], masks: Mapping[str, Tensor]
+    masked: Mapping[str, MaskedLayer], layers: Mapping[str, TicketLayer], masks: Mapping[str, Tensor]
 ) -> None:
-    """Refuse a model that keeps more weights in the end than the ticket does: pruned ones would be back in."""
+    """Refuse a model that keeps more weights than the ticket: pruned weights would come back."""
     kept = {name: int(mask.sum()) for name, mask in masks.items()}
-    for group in _competing(masked):
+    for group in _ranked_together(masked):
         ours = [masked[name].parametrization for name in group]
         size, sparsity = sum(mask.score.numel() for mask in ours), ours[0].settings.sparsity
         everything = f"all that is ranked together with {group[0]!r}" if len(group) > 1 else repr(group[0])
@@ -116,36 +173,45 @@ def _check_counts(
         theirs = layers[group[0]].header.settings.ranking
         for what, held, wanted in counts:
             if wanted > held:
-                way = "as it was" if theirs == ours[0].settings.ranking else f"with ranking={theirs!r}, as it was"
+                hint = "as it was" if theirs == ours[0].settings.ranking else f"with ranking={theirs!r}, as it was"
                 raise TicketError(
                     f"it keeps {held} weights of {what}, and the model {wanted}, so that pruned ones would come back; "
-                    f"prune_ it {way}"
+                    f"prune_ it {hint}"
                 )
 
 
-def _draws(layer: "TicketLayer", mask: Tensor) -> Tensor:
-    """A draw for each kept weight that gives exactly this weight."""
+def _ranked_together(masked: Mapping[str, MaskedLayer]) -> list[list[str]]:
+    """The names of the layers, grouped by which are ranked together."""
+    groups: dict[MaskedParametrization, list[str]] = {}
+    for name, layer in masked.items():
+        first = layer.parametrization.ranking.rivals(layer.parametrization)[0]
+        groups.setdefault(first, []).append(name)
+    return list(groups.values())
+
+
+def _find_draws(layer: TicketLayer, mask: Tensor) -> Tensor:
+    """A draw for each kept weight that reproduces the weight."""
     known = layer.draws(mask)
     if known is not None:
         return known.to(torch.int32)
-    # Levels were stored. Any draw of the right level will do, and there is one: the weight's own.
+    # The ticket stores levels. The first draw with the same level reproduces the weight.
     index, values, settings = kept_indices(mask), layer.values(mask), layer.header.settings
     distribution = distributions.get_distribution(settings.weight_distribution)
     draw = torch.zeros(len(index), dtype=torch.int32)
-    open_ = torch.arange(len(index))
+    pending = torch.arange(len(index))
     for number in range(layer.header.rounds + 1):
-        given = drawn(settings, distribution, index[open_], torch.full_like(open_, number))
-        draw[open_] = number
-        open_ = open_[given != values[open_]]
-    if len(open_):
+        given = weights_at(settings, distribution, index[pending], torch.full_like(pending, number))
+        draw[pending] = number
+        pending = pending[given != values[pending]]
+    if len(pending):
         raise TicketError(f"{layer.header.name!r} holds weights that none of its {layer.header.rounds} rounds gave")
     return draw
 
 
 def _rank_kept_first_(group: list[tuple[MaskedParametrization, Tensor]]) -> None:
-    """Hand the scores out anew among weights that compete, so that the kept ones get the highest.
+    """Permute the scores of layers that are ranked together, so that kept weights have the highest.
 
-    The scores themselves are not in a ticket; as many high and low ones as at the start are, in the order they had.
+    A ticket contains no scores. The initial scores keep their relative order among kept and among pruned weights.
     """
     ranked = torch.cat([mask.ranked().reshape(-1).to("cpu") for mask, _ in group])
     scores = torch.cat([mask.score.detach().reshape(-1).to("cpu") for mask, _ in group])
@@ -157,83 +223,22 @@ def _rank_kept_first_(group: list[tuple[MaskedParametrization, Tensor]]) -> None
         mask.score.copy_(part.view(mask.score.shape))
 
 
-Model = TypeVar("Model", bound=nn.Module)
+# Train an unmasked model further.
 
 
-@overload
-def load_ticket(path: str | os.PathLike[str], model: Model) -> Model: ...
+def hold_zeros_(model: nn.Module, layers: Mapping[str, TicketLayer]) -> list[RemovableHandle]:
+    """Keep pruned weights of an unmasked model at zero during training; see ``Ticket.hold_zeros_``."""
+    parameters, kind = dict(unwrap(model).named_parameters()), type(unwrap(model)).__name__
+    pruned = {}
+    for name, layer in layers.items():
+        if name not in parameters:
+            raise TicketError(f"it holds {name!r}, which {kind} does not have")
+        pruned[name] = ~layer.mask.to(parameters[name].device)
+        if parameters[name].shape != pruned[name].shape or parameters[name].detach()[pruned[name]].any():
+            raise TicketError(f"{name!r} of {kind} is not zero where it prunes; fill it with load_ticket first")
+    return [_zero_gradient(parameters[name], where) for name, where in pruned.items()]
 
 
-@overload
-def load_ticket(path: str | os.PathLike[str], model: None = None) -> nn.Module: ...
-
-
-def load_ticket(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
-    """The network of a ticket as an ordinary module: its weights are those of the masked model, bit for bit.
-
-    So are its outputs where torch computes them in the same way: for GRU and attention under ``no_grad`` on a CPU it
-    chooses by ``requires_grad``, so freeze the parameters there to have the same bits.
-
-    Args:
-        path: A file that ``save_ticket`` wrote.
-        model: A module as it was before ``prune_``; its tensors are overwritten, and it is returned. Without one, the
-            network is built from the recipe inside, and returned in ``eval()``.
-    """
-    ticket = read_ticket(path)
-    try:
-        return load(ticket, model)
-    except TicketError as error:
-        raise TicketError(f"ticket {str(path)!r}: {error}") from None
-
-
-def load(ticket: Ticket, model: nn.Module | None = None) -> nn.Module:
-    """The network of a ticket that was opened; see ``load_ticket``."""
-    if model is None:
-        network = _built(ticket)
-        network.load_state_dict(ticket.state_dict(), assign=True)
-        return network.eval()
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"model is {model!r}; it must be a torch.nn.Module as it was before prune_")
-    root = unwrap(model)
-    if masked_layers(root):
-        raise ValueError("the model is masked; load_ticket fills ordinary ones (to go on searching: Ticket.resume_)")
-    _check_fits(ticket, root)
-    hollow = any(tensor.is_meta for tensor in root.state_dict().values() if isinstance(tensor, Tensor))
-    root.load_state_dict(ticket.state_dict(), assign=hollow)
-    return model
-
-
-def _check_fits(ticket: Ticket, model: nn.Module) -> None:
-    """Refuse a model whose tensors have other names, shapes or types than the ticket's."""
-    expected = ticket.shapes()
-    state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    kind = type(model).__name__
-    for name, value in state.items():
-        if is_lazy(value):
-            raise TicketError(f"{name!r} of {kind} has no shape yet; run one forward pass before loading")
-    for name, (dtype, shape) in expected.items():
-        if name not in state:
-            raise TicketError(f"it holds {name!r}, which {kind} does not have; is it a ticket of another model?")
-        if tuple(state[name].shape) != shape:
-            raise TicketError(f"{name!r} has shape {list(shape)} in it and {list(state[name].shape)} in {kind}")
-        if state[name].dtype != dtype:
-            raise TicketError(f"{name!r} is {dtype} in it and {state[name].dtype} in {kind}; convert the model first")
-    for name in state:
-        if name not in expected:
-            raise TicketError(f"{kind} has {name!r}, which it does not hold; is it a ticket of another model?")
-
-
-def _built(ticket: Ticket) -> nn.Module:
-    """The network of the recipe, laid out without memory."""
-    from iterand.lab.networks import network_outline  # only tickets without a model of one's own need it
-
-    options = (ticket.recipe or {}).get("network")
-    if not isinstance(options, dict) or not isinstance(options.get("name"), str):
-        raise TicketError("it has no recipe of a network inside; give load_ticket the model")
-    try:
-        network = network_outline(**cast(Any, options))
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise TicketError(f"the network of its recipe cannot be built: {reason}") from None
-    _check_fits(ticket, network)
-    return network
+def _zero_gradient(parameter: nn.Parameter, pruned: Tensor) -> RemovableHandle:
+    handle: RemovableHandle = parameter.register_hook(lambda gradient: gradient.masked_fill(pruned, 0))  # type: ignore[no-untyped-call]
+    return handle

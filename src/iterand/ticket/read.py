@@ -1,4 +1,4 @@
-"""A ticket that was opened (``read_ticket``): everything about it can be asked, nothing is decoded before it is."""
+"""Open a ticket (``read_ticket``): header, masks, draws, weights and other tensors, decoded when first used."""
 
 import hashlib
 import math
@@ -20,42 +20,42 @@ from iterand.errors import TicketError
 from iterand.ticket import codec, draws, format, load
 from iterand.ticket.header import Header, LayerHeader, from_json
 
-# A ticket may describe this many elements, and more only if its bytes account for them: what it takes to open a file
-# from a stranger is bounded by the file.
-_FREE_ELEMENTS = 1 << 22
+# Limit on the elements a ticket describes: a constant, plus a multiple of the file size. It bounds the memory and time
+# that an untrusted file can take.
+_ELEMENTS_ALLOWANCE = 1 << 22
 _ELEMENTS_PER_BYTE = 1 << 14
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a ticket holds."""
+    """The content of a ticket."""
 
     header: Header
     layers: dict[str, "TicketLayer"]
-    """The masked tensors by name: settings in ``header``, and ``mask()``, ``draws()``, ``levels()``, ``weight()``."""
+    """The masked tensors by name: ``header`` with the settings, ``mask``, ``draws()``, ``levels()``, ``weight()``."""
     stored: dict[str, Tensor]
-    """Other tensors, as they are stored."""
+    """The other tensors in their stored dtype."""
     size: int
-    """Bytes of the file."""
+    """File size in bytes."""
     stream: "Stream"
-    """The masks and kept weights of all layers, coded."""
+    """The coded masks and kept weights of all layers."""
 
     @property
     def recipe(self) -> dict[str, Any] | None:
-        """Where the network comes from."""
+        """How the network was made, as given to ``save_ticket``."""
         return self.header.recipe
 
     @property
     def metrics(self) -> dict[str, Any] | None:
-        """How good it is."""
+        """Results such as the accuracy, as given to ``save_ticket``."""
         return self.header.metrics
 
     def shapes(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-        """Type and shape of every tensor of the ordinary model."""
+        """dtype and shape of every tensor of the unmasked model."""
         return {name: (format.DTYPES[dtype], shape) for name, (dtype, shape) in self.header.shapes().items()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The tensors of the ordinary model; tied ones are one tensor under several names."""
+        """The state dict of the unmasked model. Tied tensors are one tensor under several names."""
         needed = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.shapes().values())
         memory.require(needed, "the network of this ticket", "free some, or use a machine with more")
         state: dict[str, Tensor] = {}
@@ -72,30 +72,30 @@ class Ticket:
         return state | {name: state[described] for name, described in self.header.aliases.items()}
 
     def other_tensors(self) -> dict[str, Tensor]:
-        """The tensors that are not masked, in the type of the model."""
+        """The tensors that are not masked, in the dtype of the model."""
         header = self.header
         tensors = {name: tensor.to(format.DTYPES[header.tensors[name].dtype]) for name, tensor in self.stored.items()}
         return tensors | {name: format.full(*filled) for name, filled in header.filled.items()}
 
     def resume_(self, model: nn.Module) -> None:
-        """Bring a model that was masked by the same ``prune_`` to where the ticket left off, to resume the search.
+        """Resume the search from a ticket, on a model masked with the same ``prune_`` arguments.
 
-        Mask, kept weights, rounds and batch-norm statistics are the ticket's, and of a model with a higher sparsity the
-        mask is a part of it. The scores are not in it: the kept
-        weights get the highest of the initial ones. Nor are the pruned weights: they are the initial ones.
+        Mask, kept weights, rounds and batch-norm statistics come from the ticket. If the model has a higher sparsity,
+        its mask is a subset of the ticket's. A ticket contains neither scores nor pruned weights: kept weights get the
+        highest of the model's initial scores, and pruned weights their initial values.
         """
         load.resume_(model, self.layers, self.other_tensors())
 
     def hold_zeros_(self, model: nn.Module) -> list[RemovableHandle]:
-        """Keep the pruned weights of an ordinary model at zero while the others are trained, by any optimizer.
+        """Keep the pruned weights of an unmasked model at zero while any optimizer trains the others.
 
-        Their gradients become zero; ``remove()`` the handles to set them free.
+        Hooks set their gradients to zero. Call ``remove()`` on the returned handles to train all weights again.
         """
         return load.hold_zeros_(model, self.layers)
 
 
 class Stream:
-    """The coded masks and kept weights of all layers; decoded together when the first is asked for."""
+    """The coded masks and kept weights of all layers. All are decoded at the first access."""
 
     def __init__(self, data: bytes, layers: Sequence[LayerHeader]) -> None:
         self.data = data
@@ -103,7 +103,7 @@ class Stream:
 
     @cached_property
     def symbols(self) -> list[codec.Symbols]:
-        """The coded symbols: for every layer its mask's, then its kept weights'."""
+        """The coded symbols: mask and kept weights of the first layer, of the second, and so on."""
         try:
             return codec.decode(self.data, self._models)
         except ValueError as error:
@@ -112,12 +112,12 @@ class Stream:
 
 @dataclass(frozen=True)
 class TicketLayer:
-    """One masked tensor; nothing is decoded before it is asked for."""
+    """One masked tensor, decoded when first used."""
 
     header: LayerHeader
     stream: Stream
     number: int
-    """Which of the layers it is."""
+    """Index of the layer in the ticket."""
 
     @property
     def mask(self) -> Tensor:
@@ -128,37 +128,37 @@ class TicketLayer:
         return torch.from_numpy(self._sequence("mask", model, 0).view(np.bool_)).view(self.header.shape)
 
     def levels(self) -> Tensor | None:
-        """The level of every kept weight in the order of their indices, if that is what the ticket holds."""
-        return self._told() if self.header.stored == "level" else None
+        """The level of every kept weight, in index order. None if the ticket stores draws."""
+        return self._stored_values() if self.header.stored == "level" else None
 
     def draws(self, mask: Tensor | None = None) -> Tensor | None:
-        """The draw of every kept weight in the order of their indices, unless the ticket holds levels."""
+        """The draw of every kept weight, in index order. None if the ticket stores levels."""
         if self.header.stored == "level":
             return None
-        told = self._told()
+        stored = self._stored_values()
         if self.header.stored == "round":
-            return told
-        redrawn = told.nonzero().squeeze(1)
+            return stored
+        redrawn = stored.nonzero().squeeze(1)
         index = draws.kept_indices(self.mask if mask is None else mask)[redrawn]
         latest = self.header.stored == "latest"
-        found = draws.draws(index, told[redrawn], self._key, self.header.history, latest=latest)
+        found = draws.draws(index, stored[redrawn], self._key, self.header.history, latest=latest)
         if not found.all():
             raise TicketError(
                 f"layer {self.header.name!r} holds a draw of a round in which the weight's coin stayed up"
             )
-        told[redrawn] = found
-        return told
+        stored[redrawn] = found
+        return stored
 
     def values(self, mask: Tensor | None = None) -> Tensor:
-        """The kept weights in the order of their indices, float32."""
+        """The kept weights in index order, float32."""
         if self.header.stored == "level":
             return self._lookup(self._level_weights())
         mask = self.mask if mask is None else mask
         draw = cast(Tensor, self.draws(mask))
-        return draws.drawn(self.header.settings, self._distribution(), draws.kept_indices(mask), draw)
+        return draws.weights_at(self.header.settings, self._distribution(), draws.kept_indices(mask), draw)
 
     def weight(self, digest: "hashlib._Hash | None" = None) -> Tensor:
-        """θ ⊙ m in the type of the model; what it is made of goes to the digest."""
+        """θ ⊙ m in the dtype of the model. Adds the symbols and the weights to ``digest``."""
         mask = self.mask
         values = self.values(mask)
         if digest is not None:
@@ -186,14 +186,15 @@ class TicketLayer:
         return distribution
 
     def _level_weights(self) -> NDArray[np.float32]:
-        """The weight of each level that occurs."""
+        """The weight of each level in ``header.counts``."""
         return np.array([level for level, _ in self.header.counts], dtype=np.float32) * np.float32(self.header.unit)
 
-    def _told(self) -> Tensor:
+    def _stored_values(self) -> Tensor:
+        """The level, round or ordinal of every kept weight."""
         return self._lookup(np.array([value for value, _ in self.header.counts], dtype=np.int64))
 
     def _lookup(self, values: NDArray[Any]) -> Tensor:
-        """What ``values`` gives for the symbol of every kept weight."""
+        """``values[symbol]`` for every kept weight."""
         if not self.header.kept:
             return torch.from_numpy(values)
         sequence = self._sequence("kept weights", self.header.value_model, 1)
@@ -207,7 +208,7 @@ class TicketLayer:
 
 
 def read_ticket(path: str | os.PathLike[str]) -> Ticket:
-    """Open a ticket: checksum, structure and limits are checked, masks and weights are not decoded yet."""
+    """Open a ticket. Checks checksum, structure and limits; masks and weights are decoded when first used."""
     try:
         if Path(path).is_dir():
             raise TicketError("this is a folder; that of a run holds its ticket as model.ticket")
@@ -219,7 +220,7 @@ def read_ticket(path: str | os.PathLike[str]) -> Ticket:
 
 
 def parse(data: bytes) -> Ticket:
-    """The ticket with these bytes."""
+    """Open a ticket from its bytes."""
     loaded, body = format.unpack(data)
     header = from_json(loaded, len(data))
     _check_limits(header, len(data))
@@ -231,9 +232,9 @@ def parse(data: bytes) -> Ticket:
 
 
 def _check_limits(header: Header, size: int) -> None:
-    """Refuse a file whose tensors would take more memory or time than its size justifies."""
+    """Refuse a file that would take far more memory or time than its size suggests."""
     elements = sum(math.prod(shape) for _, shape in header.shapes().values())
-    allowed = _FREE_ELEMENTS + _ELEMENTS_PER_BYTE * size
+    allowed = _ELEMENTS_ALLOWANCE + _ELEMENTS_PER_BYTE * size
     if elements > allowed:
         raise TicketError(f"it describes {elements} elements in {size} bytes; the limit is {allowed}")
     coins = sum(layer.coins for layer in header.layers)

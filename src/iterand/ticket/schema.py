@@ -1,4 +1,4 @@
-"""What every entry of a ticket's header must be, and how its tables are stored by column."""
+"""Schema of a ticket's header: the rule and the default of every entry, and tables stored by column."""
 
 import itertools
 import re
@@ -22,25 +22,25 @@ class Column(NamedTuple):
 
     fits: Check
     rule: str
-    usual: Callable[[Row], Any] | None = None
-    """What an entry is if the column is left out; None if it may not be."""
+    default: Callable[[Row], Any] | None = None
+    """The default of an entry if the column is left out. None if the column is required."""
     read: Callable[[Any], Any] = lambda value: value
     write: Callable[[Any], Any] = lambda value: value
 
 
-def columns_of(rows: Sequence[Row], columns: Mapping[str, Column]) -> dict[str, list[Any]]:
-    """The columns of a table; one entry where all rows have the same, none where all have what is usual."""
+def to_columns(rows: Sequence[Row], columns: Mapping[str, Column]) -> dict[str, list[Any]]:
+    """Turn rows into columns. A column of equal entries is stored as one entry, a column of defaults is left out."""
     table = {}
     for key, column in columns.items():
         entries = [column.write(row[key]) for row in rows]
-        if column.usual and all(entry == column.write(column.usual(row)) for entry, row in zip(entries, rows)):
+        if column.default and all(entry == column.write(column.default(row)) for entry, row in zip(entries, rows)):
             continue
         table[key] = entries[:1] if all(entry == entries[0] for entry in entries) else entries
     return table
 
 
-def rows_from(where: str, table: Mapping[str, Any], columns: Mapping[str, Column]) -> list[Row]:
-    """The rows of a table, every entry checked; rows share what a column says once."""
+def to_rows(where: str, table: Mapping[str, Any], columns: Mapping[str, Column]) -> list[Row]:
+    """Turn columns into rows and check every entry. A column of one entry applies to all rows."""
     for key in table.keys() - columns.keys():
         raise TicketError(f"{where} has an unknown column {key!r}")
     for key, entries in table.items():
@@ -52,10 +52,10 @@ def rows_from(where: str, table: Mapping[str, Any], columns: Mapping[str, Column
     rows: list[Row] = [{} for _ in range(count)]
     for key, column in columns.items():
         if key not in table:
-            if column.usual is None:
+            if column.default is None:
                 raise TicketError(f"{where} has no column {key!r}")
             for row in rows:
-                row[key] = column.usual(row)
+                row[key] = column.default(row)
             continue
         if len(table[key]) not in (1, count):
             raise TicketError(f"column {key!r} of {where} has {len(table[key])} entries for {count} rows")
@@ -68,17 +68,17 @@ def rows_from(where: str, table: Mapping[str, Any], columns: Mapping[str, Column
     return rows
 
 
-def object_from(where: str, loaded: Mapping[str, Any], keys: Mapping[str, Column]) -> Row:
-    """The object with exactly these keys, every entry checked."""
+def check_object(where: str, loaded: Mapping[str, Any], keys: Mapping[str, Column]) -> Row:
+    """Check an object with exactly these keys and fill in defaults."""
     for key in loaded.keys() - keys.keys():
         raise TicketError(f"{where} has an unknown key {key!r}")
     found: Row = {}
     for key, column in keys.items():
         if key in loaded and not column.fits(loaded[key]):
             raise TicketError(f"{where} has {key} {str(loaded[key])[:60]!r}; it must be {column.rule}")
-        if key not in loaded and column.usual is None:
+        if key not in loaded and column.default is None:
             raise TicketError(f"{where} has no {key!r}")
-        found[key] = loaded[key] if key in loaded else column.usual(found)  # type: ignore[misc]
+        found[key] = loaded[key] if key in loaded else column.default(found)  # type: ignore[misc]
     return found
 
 
@@ -128,7 +128,7 @@ def _run(value: Any) -> bool:
 
 
 def _counts(value: Any) -> bool:
-    """Counts of at least 1 and gaps, none of them at the end or beside another."""
+    """Positive counts and negative gaps; no gap is last or next to another gap."""
     if not _list_of(_integer(-draws.MAX_ROUNDS), 2 * codec.MAX_ALPHABET)(value) or 0 in value:
         return False
     gap_ends = all(following > 0 for number, following in itertools.pairwise([*value, -1]) if number < 0)
@@ -144,12 +144,12 @@ def _object(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-def _usual_fan_in(row: Row) -> int:
+def _default_fan_in(row: Row) -> int:
     return distributions.shape_fan_in(row["shape"])
 
 
-def usual_unit(row: Row) -> float | None:
-    """The unit of a layer whose distribution comes with the package."""
+def default_unit(row: Row) -> float | None:
+    """The unit of a layer if its distribution is built in, else None."""
     name = row["weight_distribution"]
     return distributions.get_distribution(name).unit32(row["fan_in"]) if name in distributions.BUILT_IN else None
 
@@ -167,7 +167,7 @@ SETTINGS = {
     "seed": Column(_integer(0), "an integer of at least 0"),
     "weight_distribution": _NAME,
     "score_distribution": Column(_text, "a name", lambda row: "kaiming_uniform"),
-    "fan_in": Column(_integer(1, 1 << 40), "an integer of at least 1", _usual_fan_in),
+    "fan_in": Column(_integer(1, 1 << 40), "an integer of at least 1", _default_fan_in),
     "sparsity": Column(_fraction, "a number from 0 to 1"),
     "ranking": Column(_one_of("layer", "global"), "'layer' or 'global'", lambda row: "layer"),
     "rank_by": Column(_one_of(*get_args(RankBy)), "'score' or 'magnitude'", lambda row: "score"),
@@ -180,7 +180,7 @@ TABLES = {
         "dtype": Column(_one_of("F64", "F32", "F16", "BF16"), "F64, F32, F16 or BF16", lambda row: "F32"),
         "identity": Column(_text, "a name", lambda row: row["name"]),
         **SETTINGS,
-        "unit": Column(_float32, "a float32 number", usual_unit),
+        "unit": Column(_float32, "a float32 number", default_unit),
         "history": Column(
             _list_of(_run, 1 << 20),
             "a list of [threshold, rounds]",

@@ -1,4 +1,7 @@
-"""Finding the cut near the last one: count the scores above a bracket, and compare the few inside with each other."""
+"""Find cuts near the previous ones: count the scores above a bracket around the expected threshold, rank those inside.
+
+``collect`` counts and collects, ``compare`` ranks. After a miss (the cut is outside the bracket) see ``radix_select``.
+"""
 
 import triton
 import triton.language as tl
@@ -12,27 +15,27 @@ from iterand.backend.triton.layers import (
     FOUND,
     NAN,
     WIDTH,
-    aim,
     index_of,
-    kept_of,
+    kept_total,
     locate,
+    move_bracket,
     ordered,
     ranked,
     unordered,
     write_cut,
-    write_nothing,
+    write_empty_cut,
 )
 
 
 @triton.jit
 def collect(
-    owner, table, scores, members, first_thresholds, first_lasts, ranges,
-    bracket, numbers, keys, places,
+    block_layer, table, scores, members, first_thresholds, first_lasts, ranges,
+    bracket, numbers, keys, positions,
     CANDIDATES: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr, MAGNITUDE: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Count the scores above the bracket and note those inside; a program works on several blocks."""
+    """Count the scores above the bracket and collect the candidates inside. A program handles PARTS blocks."""
     program = tl.program_id(0)
-    layer, start, left = locate(owner, table, program, BLOCK * PARTS)
+    layer, start, left = locate(block_layer, table, program, BLOCK * PARTS)
     lane = tl.arange(0, BLOCK)
     group = tl.load(members + layer * 2)
     centre = tl.load(bracket + group * BRACKET + CENTRE)
@@ -48,7 +51,7 @@ def collect(
         )
         counts += tl.where(exists & (key >= high), 1, 0) + tl.where(exists & (key >= low) & (key < high), 1 << 16, 0)
         missing += tl.where(nan, 1, 0)
-    # One sum instead of three: scores above, inside and NaN.
+    # One reduction instead of three: scores above, inside and NaN.
     total = tl.sum(counts.to(tl.int64) + (missing.to(tl.int64) << 32), 0)
     row = numbers + group * COLUMNS
     above = total & 0xFFFF
@@ -58,40 +61,41 @@ def collect(
     if (total >> 32) > 0:
         tl.atomic_add(row + NAN, 1, sem="relaxed")
     if many > 0:
-        # Far more than there is room for are not noted one by one.
+        # If there are far more than fit, count them as a miss instead of collecting them.
         fit = (many <= BLOCK * PARTS // 8) | (tl.load(table + layer * 4) <= 8 * CANDIDATES)
         slot = tl.atomic_add(row + FOUND, tl.where(fit, many, CANDIDATES + 1), sem="relaxed") - 1
         if fit:
             for again in range(0, PARTS):
                 exists = lane < left - again * BLOCK
-                at = start + again * BLOCK
+                offset = start + again * BLOCK
                 key, _ = ranked(
-                    scores, table, layer, at, lane, exists, first_thresholds, first_lasts, MAGNITUDE, FIRST
+                    scores, table, layer, offset, lane, exists, first_thresholds, first_lasts, MAGNITUDE, FIRST
                 )  # fmt: skip
                 inside = exists & (key >= low) & (key < high)
-                own = slot + tl.cumsum(inside.to(tl.int32), 0)
-                fits = inside & (own < CANDIDATES)
-                tl.store(keys + group * CANDIDATES + own, key, mask=fits)
-                place = program.to(tl.int64) * (BLOCK * PARTS) + again * BLOCK + lane
-                tl.store(places + group * CANDIDATES + own, place, mask=fits)
+                candidate = slot + tl.cumsum(inside.to(tl.int32), 0)
+                fits = inside & (candidate < CANDIDATES)
+                tl.store(keys + group * CANDIDATES + candidate, key, mask=fits)
+                position = program.to(tl.int64) * (BLOCK * PARTS) + again * BLOCK + lane
+                tl.store(positions + group * CANDIDATES + candidate, position, mask=fits)
                 slot += tl.sum(inside.to(tl.int32), 0)
 
 
 @triton.jit
-def _index_in_group(owner, table, members, place, mask, BLOCK: tl.constexpr):
-    block = place // BLOCK
-    layer = tl.load(owner + block, mask=mask, other=0)
+def _index_in_group(block_layer, table, members, position, mask, BLOCK: tl.constexpr):
+    """Index in the group of the candidates with these positions (block · BLOCK + lane)."""
+    block = position // BLOCK
+    layer = tl.load(block_layer + block, mask=mask, other=0)
     start = (block - tl.load(table + layer * 4 + 1)) * BLOCK
-    return index_of(table, layer, start, (place % BLOCK).to(tl.int32)) + tl.load(members + layer * 2 + 1)
+    return index_of(table, layer, start, (position % BLOCK).to(tl.int32)) + tl.load(members + layer * 2 + 1)
 
 
 @triton.jit
 def compare(
-    owner, table, members, ranges, kept, bracket, numbers, any_failed,
-    keys, places, thresholds, lasts,
+    block_layer, table, members, ranges, kept, bracket, numbers, any_failed,
+    keys, positions, thresholds, lasts,
     CANDIDATES: tl.constexpr, WANTED: tl.constexpr, TILE: tl.constexpr, OTHERS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Find the cut among the scores inside the bracket by comparing each with all, if it is there."""
+    """Find the cut among the candidates by comparing each with all others, and adjust the bracket."""
     group = tl.program_id(0)
     start = tl.program_id(1) * TILE
     row = numbers + group * COLUMNS
@@ -99,43 +103,45 @@ def compare(
     if (start > 0) & (start >= found):
         return
     above = tl.load(row + ABOVE)
-    need = kept_of(ranges, kept, group) - above
+    need = kept_total(ranges, kept, group) - above
     centre = tl.load(bracket + group * BRACKET + CENTRE)
-    if (need == 0) & (above > 0) & (centre != centre):  # above NaN is what ranks first, and that is all
+    if (need == 0) & (above > 0) & (centre != centre):  # with a NaN centre, only scores that rank first are above
         if start == 0:
-            write_nothing(ranges, group, thresholds, lasts)
+            write_empty_cut(ranges, group, thresholds, lasts)
     elif (need < 1) | (need > found) | (found > CANDIDATES):
         if (start == 0) & (need + above > 0):
             tl.store(row + FAILED, 1)
             tl.store(any_failed, 1)
     else:
         keys += group * CANDIDATES
-        places += group * CANDIDATES
-        own = start + tl.arange(0, TILE)
-        exists = own < found
-        key = tl.load(keys + own, mask=exists, other=-2147483648)
+        positions += group * CANDIDATES
+        candidate = start + tl.arange(0, TILE)
+        exists = candidate < found
+        key = tl.load(keys + candidate, mask=exists, other=-2147483648)
         compared = tl.zeros([TILE, OTHERS], tl.int32)
-        for at in range(0, found, OTHERS):
-            other = at + tl.arange(0, OTHERS)
-            there = (other < found)[None, :]
+        for offset in range(0, found, OTHERS):
+            other = offset + tl.arange(0, OTHERS)
+            valid = (other < found)[None, :]
             others = tl.load(keys + other, mask=other < found, other=-2147483648)[None, :]
-            compared += tl.where(there & (others > key[:, None]), 1 << 16, 0)
-            compared += tl.where(there & (others == key[:, None]), 1, 0)
+            compared += tl.where(valid & (others > key[:, None]), 1 << 16, 0)
+            compared += tl.where(valid & (others == key[:, None]), 1, 0)
         counts = tl.sum(compared, 1)
         higher = counts >> 16
         equal = counts & 0xFFFF
         chosen = exists & (higher < need) & (need <= higher + equal)
         if tl.max(chosen.to(tl.int32), 0) > 0:
-            index = _index_in_group(owner, table, members, tl.load(places + own, mask=exists, other=0), exists, BLOCK)
-            if tl.max(tl.where(chosen, equal, 0), 0) > 1:  # the lower index goes first
+            index = _index_in_group(
+                block_layer, table, members, tl.load(positions + candidate, mask=exists, other=0), exists, BLOCK
+            )
+            if tl.max(tl.where(chosen, equal, 0), 0) > 1:  # ties: the lower index ranks first
                 before = tl.zeros([TILE], tl.int32)
-                for at in range(0, found, OTHERS):
-                    other = at + tl.arange(0, OTHERS)
-                    there = other < found
-                    others = tl.load(keys + other, mask=there, other=-2147483648)
-                    place = tl.load(places + other, mask=there, other=0)
-                    indices = _index_in_group(owner, table, members, place, there, BLOCK)
-                    same = there[None, :] & (others[None, :] == key[:, None]) & (indices[None, :] < index[:, None])
+                for offset in range(0, found, OTHERS):
+                    other = offset + tl.arange(0, OTHERS)
+                    valid = other < found
+                    others = tl.load(keys + other, mask=valid, other=-2147483648)
+                    position = tl.load(positions + other, mask=valid, other=0)
+                    indices = _index_in_group(block_layer, table, members, position, valid, BLOCK)
+                    same = valid[None, :] & (others[None, :] == key[:, None]) & (indices[None, :] < index[:, None])
                     before += tl.sum(same.to(tl.int32), 1)
                 chosen = chosen & (higher + before + 1 == need)
             if tl.max(chosen.to(tl.int32), 0) > 0:
@@ -147,7 +153,7 @@ def compare(
                 width = tl.load(bracket + WIDTH)
                 error = tl.abs(threshold - centre)
                 share = found.to(tl.float32)
-                # Slowly narrower: a threshold that wanders is now and then close to where it was, and then not again.
+                # Narrow slowly: a threshold may move little in one step and far in the next.
                 wanted = tl.maximum(tl.maximum(width * (WANTED / share), 4 * error), 0.9 * width)
                 tl.store(bracket + WIDTH, tl.minimum(wanted, width * (0.7 * CANDIDATES / share)))
-                aim(bracket, threshold)
+                move_bracket(bracket, threshold)

@@ -1,4 +1,9 @@
-"""Finding the cuts of all layers at once on the device, without a host sync."""
+"""``FindCuts``: the cuts of all layers at once, on the device, without a host sync.
+
+Thresholds change little from step to step. So the scores near the previous threshold (a bracket) are collected and
+ranked, two launches (``bracket``). If the cut is not among them, radix selection finds it (``radix_select``); its
+launches return at once otherwise.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,31 +19,31 @@ from iterand.backend.triton.layers import (
     MISSES,
     Layers,
     addresses,
+    cached,
     launching_on,
     pointers,
-    remembered,
     to_device_async,
 )
-from iterand.backend.triton.radix_select import count_digits, settle
+from iterand.backend.triton.radix_select import count_digits, finish
 
 CANDIDATES = 8192
-"""How many scores may lie in a bracket."""
-_WANTED = 512  # scores that a bracket is made for
-_AT_FIRST = 4  # times as many after a miss, when it is not known how far thresholds go
-_PARTS = 4  # blocks that a program counts at a time
-_TILE = 32  # candidates that a program compares with all, so many at a time:
-_OTHERS = 128
-_DIGITS = 2048
-_ROUNDS = 6
-_PROGRAMS = 528  # of a round that usually has nothing to do
+"""Maximum number of scores inside a bracket."""
+_WANTED = 512  # target number of scores inside a bracket
+_AFTER_MISS = 4  # multiple of _WANTED after a miss, when the drift of the threshold is unknown
+_PARTS = 4  # blocks per program of ``collect``
+_TILE = 32  # candidates per program of ``compare``
+_OTHERS = 128  # candidates that these are compared with per step
+_DIGITS = 2048  # values of an 11-bit digit
+_ROUNDS = 6  # rounds of radix selection: three digits of the key, three of the index
+_PROGRAMS = 528  # programs per round
 
 
 class FindCuts:
-    """The cuts of several tensors of scores (float32): each on its own, or all ranked as one.
+    """``reference.find_cuts`` for all layers, without floors: each layer ranked separately, or all together.
 
-    ``kept`` are 0-dimensional tensors, one for each tensor of scores; of tensors ranked as one their sum counts. Only
-    the addresses of the tensors are kept here, so the caller must keep the tensors alive.
-    ``thresholds`` and ``lasts`` hold the result: the numbers of a ``Cut`` for every tensor.
+    ``scores`` are float32. ``kept`` has a 0-dimensional int64 tensor for each of them; with ``together``, their sum
+    counts. ``before`` are cuts whose kept scores rank first. The results are in ``thresholds`` and ``lasts``: a ``Cut``
+    for each layer. Only the addresses of the tensors are stored, so the caller must keep the tensors alive.
     """
 
     def __init__(
@@ -71,62 +76,62 @@ class FindCuts:
         self._numbers = torch.zeros(self._groups, int(COLUMNS.value), dtype=torch.int64, device=device)
         self._any_failed = torch.zeros(1, dtype=torch.int32, device=device)
         self._keys = torch.empty(self._groups, CANDIDATES, dtype=torch.int32, device=device)
-        self._places = torch.empty(self._groups, CANDIDATES, dtype=torch.int64, device=device)
+        self._positions = torch.empty(self._groups, CANDIDATES, dtype=torch.int64, device=device)
         self._digits = torch.zeros(self._groups, _ROUNDS, _DIGITS, dtype=torch.int32, device=device)
 
     def run(self) -> None:
-        """Find the cuts of the scores as they are now."""
+        """Find the cuts of the current scores."""
         with launching_on(self.layers.device):
             self._find()
 
     def _find(self) -> None:
         layers, before = self.layers, self._before
-        places = (layers.owner, layers.table, self.scores, self._members)
+        inputs = (layers.block_layer, layers.table, self.scores, self._members)
         first = (before.thresholds, before.lasts) if before else (self.thresholds, self.lasts)
         options = {"BLOCK": BLOCK, "MAGNITUDE": self.magnitude, "FIRST": before is not None, **EXACT}
         collect[(self._wide.blocks,)](
-            self._wide.owner, self._wide.table, *places[2:], *first, self._ranges, self._bracket, self._numbers,
-            self._keys, self._places, CANDIDATES=CANDIDATES, PARTS=_PARTS, **options,
+            self._wide.block_layer, self._wide.table, *inputs[2:], *first, self._ranges, self._bracket, self._numbers,
+            self._keys, self._positions, CANDIDATES=CANDIDATES, PARTS=_PARTS, **options,
         )  # fmt: skip
         results = (self.thresholds, self.lasts)
         compare[(self._groups, CANDIDATES // _TILE)](
-            self._wide.owner, self._wide.table, self._members, self._ranges, self._kept, self._bracket, self._numbers,
-            self._any_failed, self._keys, self._places, *results,
+            self._wide.block_layer, self._wide.table, self._members, self._ranges, self._kept, self._bracket,
+            self._numbers, self._any_failed, self._keys, self._positions, *results,
             CANDIDATES=CANDIDATES, WANTED=_WANTED, TILE=_TILE, OTHERS=_OTHERS, BLOCK=BLOCK * _PARTS,
             num_warps=8, **EXACT,
         )  # fmt: skip
         programs = min(_PROGRAMS, layers.blocks)
         for number in range(_ROUNDS):
             count_digits[(programs,)](
-                *places, *first, self._ranges, self._kept, self._numbers, self._any_failed, self._digits,
+                *inputs, *first, self._ranges, self._kept, self._numbers, self._any_failed, self._digits,
                 layers.blocks, number, INDICES=number >= 3, ROUNDS=_ROUNDS, DIGITS=_DIGITS, **options,
             )  # fmt: skip
-        settle[(self._groups,)](
+        finish[(self._groups,)](
             self._members, self._ranges, self._kept, self._bracket, self._numbers, self._any_failed, self._digits,
-            *results, ROUNDS=_ROUNDS, DIGITS=_DIGITS, WANTED=_AT_FIRST * _WANTED, CANDIDATES=CANDIDATES, **EXACT,
+            *results, ROUNDS=_ROUNDS, DIGITS=_DIGITS, WANTED=_AFTER_MISS * _WANTED, CANDIDATES=CANDIDATES, **EXACT,
         )  # fmt: skip
 
     def misses(self) -> Tensor:
-        """How often, for every group, the cut was not in the bracket."""
+        """Number of misses of each group: how often the cut was outside the bracket."""
         return self._numbers[:, int(MISSES.value)]
 
 
 class _FindCutsAboveFloors(FindCuts):
-    """Tensors ranked as one, each keeping at least its floor (``reference.cut_together``)."""
+    """``reference.cut_together`` with floors: layers ranked together, each keeping at least its floor."""
 
     def __init__(self, scores: Sequence[Tensor], kept: Sequence[Tensor], floors: Sequence[int], **options: Any) -> None:
-        self._counts = to_device_async(torch.tensor(floors), scores[0].device)
-        self._own = FindCuts(scores, self._counts.unbind(), **options)
-        super().__init__(scores, kept, together=True, before=self._own, **options)
+        self._floors = to_device_async(torch.tensor(floors), scores[0].device)
+        self._floor_cuts = FindCuts(scores, self._floors.unbind(), **options)
+        super().__init__(scores, kept, together=True, before=self._floor_cuts, **options)
 
     def run(self) -> None:
-        """Find each tensor's floor, then the cut of all, and take the wider of both."""
-        self._own.run()
+        """Find the cut of each floor, then the cut of all layers, and take the wider of the two."""
+        self._floor_cuts.run()
         super().run()
-        own, both = self._own, (self.thresholds, self.lasts)
-        wider = (own.thresholds < both[0]) | ((own.thresholds == both[0]) & (own.lasts > both[1]))
-        both[0].copy_(torch.where(wider, own.thresholds, both[0]))
-        both[1].copy_(torch.where(wider, own.lasts, both[1]))
+        floor, both = self._floor_cuts, (self.thresholds, self.lasts)
+        wider = (floor.thresholds < both[0]) | ((floor.thresholds == both[0]) & (floor.lasts > both[1]))
+        both[0].copy_(torch.where(wider, floor.thresholds, both[0]))
+        both[1].copy_(torch.where(wider, floor.lasts, both[1]))
 
 
 def prepare(
@@ -137,7 +142,7 @@ def prepare(
     floors: Sequence[int] = (),
     magnitude: bool = False,
 ) -> FindCuts:
-    """The operation on these tensors, made once and used again for the same addresses in memory."""
+    """The operation for these tensors, cached by their addresses."""
 
     def make() -> FindCuts:
         if together and any(floors):
@@ -145,4 +150,4 @@ def prepare(
         return FindCuts(scores, kept, together=together, magnitude=magnitude)
 
     key = (together, magnitude, tuple(floors) if together else (), *addresses(scores), *addresses(kept))
-    return remembered(key, make)
+    return cached(key, make)

@@ -1,4 +1,9 @@
-"""What all kernels share: the layers of a model as one list of tensors, ranking keys, and kept-or-pruned."""
+"""Shared parts of the kernels: tables of the layers of a model, memory layout, ranking keys, masks.
+
+Host side: ``Layers`` and ``pointers`` describe several tensors to one kernel; ``cached`` keeps operations that are
+prepared for a set of tensors. Device side (``@triton.jit``): element index ↔ offset in memory, float32 score ↔ integer
+key in the same order, the mask of a cut, and writing the cuts of a group of layers that are ranked together.
+"""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -12,17 +17,19 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 BLOCK = 1024
-"""Elements a program works on at a time."""
-
+"""Elements per block."""
 EXACT = {"enable_fp_fusion": False}
-"""How kernels are compiled: no product is fused with a sum unless the code says so, since that rounds differently."""
+"""Compile options: no implicit fused multiply-add, which would round differently from torch."""
+
+
+# Host side: tables of layers, layouts, launches.
 
 
 class Layers:
-    """Where the elements of several tensors lie, as numbers on the device.
+    """Sizes and memory layouts of several tensors, as tables on the device.
 
-    A tensor lies in memory either in the order of its indices or, as convolutions want it, with its channels last; a
-    kernel walks through memory and computes an index only where it needs one.
+    A tensor is contiguous or channels last. A kernel goes through memory in order, one block of elements per program or
+    step, and computes the index of an element only where it needs it.
     """
 
     def __init__(self, tensors: Sequence[Tensor], block: int = BLOCK) -> None:
@@ -31,52 +38,52 @@ class Layers:
         self.sizes = [tensor.numel() for tensor in tensors]
         blocks = [triton.cdiv(size, block) for size in self.sizes]
         self.blocks = sum(blocks)
-        owner = torch.repeat_interleave(torch.arange(len(tensors)), torch.tensor(blocks)).int()
-        self.owner = to_device_async(owner, device)
-        """The tensor of each block."""
-        shapes = [_shape(tensor) for tensor in tensors]
+        block_layer = torch.repeat_interleave(torch.arange(len(tensors)), torch.tensor(blocks)).int()
+        self.block_layer = to_device_async(block_layer, device)
+        """For each block, the number of its layer (int32)."""
+        shapes = [_channels_and_pixels(tensor) for tensor in tensors]
         rows = zip(self.sizes, [sum(blocks[:i]) for i in range(len(blocks))], *zip(*shapes))
         self.table = to_device_async(torch.tensor(list(rows)), device)
-        """A row a tensor: its elements, its first block, its channels, the pixels of a channel (1 if these lie in the
-        order of their indices)."""
+        """For each layer (int64): number of elements, first block, channels, pixels per channel. The last two are 1 if
+        the tensor is contiguous."""
 
 
 def pointers(tensors: Sequence[Tensor]) -> Tensor:
-    """The addresses of tensors, on their device; the host does not wait."""
+    """The addresses of tensors, as a tensor on their device, without a host sync."""
     return to_device_async(torch.tensor([tensor.data_ptr() for tensor in tensors]), tensors[0].device)
 
 
 def to_device_async(numbers: Tensor, device: torch.device) -> Tensor:
-    """Numbers of the host on a device; the host does not wait."""
+    """Copy a host tensor to a device without a host sync."""
     return (numbers.pin_memory() if device.type == "cuda" else numbers).to(device, non_blocking=True)
 
 
 def bump_version(tensors: Iterable[Tensor]) -> None:
-    """Tell torch, which counts what is written to a tensor, that a kernel has written to these."""
+    """Increment torch's version counters of tensors that a kernel has written to."""
     for tensor in tensors:
         increment_version(tensor)
 
 
 def launching_on(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the present device, which need not be the one of the tensors."""
+    """Make ``device`` current: Triton launches on the current device, whatever the device of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor lies in memory in one of the two ways that kernels know."""
+    """Whether a tensor is contiguous or channels last."""
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 
 def same_order(*tensors: Tensor) -> bool:
-    """Whether tensors of one shape lie in memory in the same order."""
+    """Whether tensors have the same shape and memory layout."""
     first = tensors[0]
     steps = [
         [step for step, size in zip(tensor.stride(), tensor.shape) if size > 1] for tensor in tensors
     ]  # fmt: skip
-    return all(tensor.shape == first.shape and own == steps[0] for tensor, own in zip(tensors, steps))
+    return all(tensor.shape == first.shape and strides == steps[0] for tensor, strides in zip(tensors, steps))
 
 
-def _shape(tensor: Tensor) -> tuple[int, int]:
+def _channels_and_pixels(tensor: Tensor) -> tuple[int, int]:
     if tensor.is_contiguous():
         return 1, 1
     if not is_dense(tensor):
@@ -84,30 +91,61 @@ def _shape(tensor: Tensor) -> tuple[int, int]:
     return tensor.shape[1], tensor.shape[2] * tensor.shape[3]
 
 
+# Host side: cache of prepared operations.
+
+_CACHE_SIZE = 64  # prepared operations in the cache
+Operation = TypeVar("Operation")
+_cache: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
+
+
+def cached(key: tuple[Any, ...], make: Callable[[], Operation]) -> Operation:
+    """The cached operation for this key; ``make`` creates it. Kernels read addresses, so the key must contain all."""
+    if key not in _cache:
+        _cache[key] = make()
+        while len(_cache) > _CACHE_SIZE:
+            _cache.popitem(last=False)
+    _cache.move_to_end(key)
+    operation: Operation = _cache[key]
+    return operation
+
+
+def forget() -> None:
+    """Clear the cache of prepared operations."""
+    _cache.clear()
+
+
+def addresses(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
+    """Addresses, devices, shapes and strides of tensors, as a cache key."""
+    return [(tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride()) for tensor in tensors]
+
+
+# Device side: blocks, indices and offsets.
+
+
 @triton.jit
-def locate(owner, table, block, BLOCK: tl.constexpr):
-    """Tensor, where a block of its memory starts, and how many elements the block has."""
-    layer = tl.load(owner + block)
+def locate(block_layer, table, block, BLOCK: tl.constexpr):
+    """Layer of a block, offset of its first element in the layer, and number of elements, at most BLOCK."""
+    layer = tl.load(block_layer + block)
     start = (block - tl.load(table + layer * 4 + 1)) * BLOCK
     return layer, start, tl.minimum(tl.load(table + layer * 4) - start, BLOCK).to(tl.int32)
 
 
 @triton.jit
 def index_of(table, layer, start, lane):
-    """The indices of the elements at these places of a tensor's memory."""
+    """Index in the tensor of the elements at the offsets ``start + lane`` in memory."""
     channels = tl.load(table + layer * 4 + 2)
     pixels = tl.load(table + layer * 4 + 3)
     whole = channels * pixels
-    before = start % whole  # divisions of 32 bits from here on
-    place = before.to(tl.int32) + lane
-    inside = place % whole.to(tl.int32)
-    index = place - inside + inside % channels.to(tl.int32) * pixels.to(tl.int32) + inside // channels.to(tl.int32)
-    return (start - before) + tl.where(pixels == 1, place, index)
+    before = start % whole  # from here on 32-bit divisions
+    offset = before.to(tl.int32) + lane
+    inside = offset % whole.to(tl.int32)
+    index = offset - inside + inside % channels.to(tl.int32) * pixels.to(tl.int32) + inside // channels.to(tl.int32)
+    return (start - before) + tl.where(pixels == 1, offset, index)
 
 
 @triton.jit
-def position_of(table, layer, index):
-    """Where in a tensor's memory the elements with these indices lie."""
+def offset_of(table, layer, index):
+    """Offset in memory of the elements with these indices."""
     channels = tl.load(table + layer * 4 + 2)
     pixels = tl.load(table + layer * 4 + 3)
     inside = index % (channels * pixels)
@@ -116,22 +154,16 @@ def position_of(table, layer, index):
 
 @triton.jit
 def floats(addresses, layer):
-    """The address of one tensor of float32 among several."""
+    """Pointer to the float32 tensor of a layer."""
     return tl.load(addresses + layer).to(tl.pointer_type(tl.float32))
 
 
-# Columns of a group's numbers: scores above the bracket and inside, NaN among them, whether the cut was not inside, and
-# how often that was so.
-ABOVE, FOUND, NAN, FAILED, MISSES = (tl.constexpr(column) for column in range(5))
-COLUMNS = tl.constexpr(5)
-# Columns of a group's bracket: its centre, half its width, the last threshold, and its distance from the one before.
-CENTRE, WIDTH, LAST, DRIFT = (tl.constexpr(column) for column in range(4))
-BRACKET = tl.constexpr(4)
+# Device side: ranking keys and masks.
 
 
 @triton.jit
 def ordered(score, MAGNITUDE: tl.constexpr):
-    """Whole numbers in the order of float32 scores; the two zeros are one."""
+    """``reference.ordered`` in int32: integers in the order of float32 scores; −0 and +0 are equal."""
     bits = score.to(tl.int32, bitcast=True)
     if MAGNITUDE:
         bits = bits & 0x7FFFFFFF
@@ -140,13 +172,13 @@ def ordered(score, MAGNITUDE: tl.constexpr):
 
 @triton.jit
 def unordered(key):
-    """The score of a key."""
+    """``reference.unordered``: the score of a key."""
     return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def keeps(key, threshold, last, table, layer, start, lane, exists):
-    """The mask of a cut; indices are only looked at where scores equal the threshold."""
+    """``reference.keeps``: the mask of a cut. Computes indices only where scores equal the threshold."""
     limit = ordered(threshold, False)
     kept = key > limit
     tied = (key == limit) & exists
@@ -157,7 +189,7 @@ def keeps(key, threshold, last, table, layer, start, lane, exists):
 
 @triton.jit
 def kept_at(scores, table, layer, start, lane, exists, thresholds, lasts, MAGNITUDE: tl.constexpr):
-    """The mask at these places, by the cuts as they are."""
+    """The mask of the elements at ``start + lane``, by the current cuts."""
     score = tl.load(floats(scores, layer) + start + lane, mask=exists, other=0.0)
     threshold = tl.load(thresholds + layer)
     return keeps(ordered(score, MAGNITUDE), threshold, tl.load(lasts + layer), table, layer, start, lane, exists)
@@ -168,7 +200,7 @@ def ranked(
     scores, table, layer, start, lane, exists, thresholds, lasts,
     MAGNITUDE: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Keys of the scores at these places; what another cut keeps ranks first."""
+    """Keys of the scores at ``start + lane``, and which are NaN. FIRST: scores that the given cuts keep rank first."""
     score = tl.load(floats(scores, layer) + start + lane, mask=exists, other=0.0)
     key = ordered(score, MAGNITUDE)
     nan = exists & (score != score)
@@ -178,9 +210,20 @@ def ranked(
     return key, nan
 
 
+# Device side: groups of layers that are ranked together, their counters, brackets and cuts.
+
+# Columns of ``numbers``, a row per group (layers ranked together): scores above the bracket, scores inside it, NaN,
+# whether the cut is outside the bracket (a miss), and the number of misses so far.
+ABOVE, FOUND, NAN, FAILED, MISSES = (tl.constexpr(column) for column in range(5))
+COLUMNS = tl.constexpr(5)
+# Columns of ``bracket``, a row per group: centre, half width, last threshold, and its distance from the one before.
+CENTRE, WIDTH, LAST, DRIFT = (tl.constexpr(column) for column in range(4))
+BRACKET = tl.constexpr(4)
+
+
 @triton.jit
-def kept_of(ranges, kept, group):
-    """How many scores of a group are kept."""
+def kept_total(ranges, kept, group):
+    """Number of kept scores of a group."""
     first = tl.load(ranges + group * 2)
     total = first - first
     for member in range(first, first + tl.load(ranges + group * 2 + 1)):
@@ -190,7 +233,7 @@ def kept_of(ranges, kept, group):
 
 @triton.jit
 def write_cut(members, ranges, group, threshold, last, thresholds, lasts):
-    """Give every member of a group its cut; indices are counted within it."""
+    """Store the cut of every layer of a group; ``last`` is an index in the group."""
     first = tl.load(ranges + group * 2)
     for member in range(first, first + tl.load(ranges + group * 2 + 1)):
         tl.store(thresholds + member, threshold)
@@ -198,8 +241,8 @@ def write_cut(members, ranges, group, threshold, last, thresholds, lasts):
 
 
 @triton.jit
-def write_nothing(ranges, group, thresholds, lasts):
-    """No score is kept, or none but those that rank first."""
+def write_empty_cut(ranges, group, thresholds, lasts):
+    """Store the cut that keeps no score: t = ∞, c = −1."""
     first = tl.load(ranges + group * 2)
     for member in range(first, first + tl.load(ranges + group * 2 + 1)):
         tl.store(thresholds + member, float("inf"))
@@ -207,39 +250,11 @@ def write_nothing(ranges, group, thresholds, lasts):
 
 
 @triton.jit
-def aim(bracket, threshold):
-    """Centre a bracket where the next threshold is expected: they drift, but one that jumped does not go on jumping."""
+def move_bracket(bracket, threshold):
+    """Centre a bracket at the expected next threshold: extrapolate a drift, but not a single jump."""
     drift = threshold - tl.load(bracket + LAST)
     before = tl.load(bracket + DRIFT)
     less = tl.where(tl.abs(drift) < tl.abs(before), drift, before)
     tl.store(bracket + CENTRE, threshold + tl.where(drift * before > 0, less, 0.0))
     tl.store(bracket + LAST, threshold)
     tl.store(bracket + DRIFT, drift)
-
-
-_REMEMBERED = 64  # sets of layers
-
-
-def forget() -> None:
-    """Drop all that was made ready."""
-    _known.clear()
-
-
-Made = TypeVar("Made")
-_known: OrderedDict[tuple[Any, ...], Any] = OrderedDict()
-
-
-def remembered(key: tuple[Any, ...], make: Callable[[], Made]) -> Made:
-    """What was made for this key before, or now; kernels read addresses, so the key must say all of them."""
-    if key not in _known:
-        _known[key] = make()
-        while len(_known) > _REMEMBERED:
-            _known.popitem(last=False)
-    _known.move_to_end(key)
-    made: Made = _known[key]
-    return made
-
-
-def addresses(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
-    """Where tensors lie and how, as a key for ``remembered``."""
-    return [(tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride()) for tensor in tensors]

@@ -1,4 +1,4 @@
-"""Masked weights of all layers in one launch, and the update of all scores in another."""
+"""``ApplyMasks`` and ``UpdateScores``: masked weights and SGD step of the scores, one launch each for all layers."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ from iterand.backend.triton.layers import BLOCK, EXACT, floats, kept_at, launchi
 
 
 class ApplyMasks:
-    """``reference.apply_mask`` for all layers in one launch, in the precision that the network computes in.
+    """``reference.apply_mask`` for all layers in one launch, rounded to the dtype of ``masked``: float32 or bfloat16.
 
-    All tensors of a layer lie in memory in the same order.
+    All tensors of a layer have the same memory layout.
     """
 
     def __init__(self, cuts: FindCuts, weights: Sequence[Tensor], masked: Sequence[Tensor]) -> None:
@@ -23,19 +23,19 @@ class ApplyMasks:
         self._halves = halves(masked)
 
     def run(self) -> None:
-        """Mask the weights by the current cuts."""
+        """Write the masked weights by the current cuts."""
         cuts, layers = self._cuts, self._cuts.layers
         with launching_on(layers.device):
             _apply[(layers.blocks,)](
-                layers.owner, layers.table, cuts.scores, self._weights, self._masked, self._halves, cuts.thresholds,
-                cuts.lasts, BLOCK=BLOCK, MAGNITUDE=cuts.magnitude, **EXACT,
+                layers.block_layer, layers.table, cuts.scores, self._weights, self._masked, self._halves,
+                cuts.thresholds, cuts.lasts, BLOCK=BLOCK, MAGNITUDE=cuts.magnitude, **EXACT,
             )  # fmt: skip
 
 
 class UpdateScores:
     """``reference.update_scores`` for all layers in one launch.
 
-    The operations and their rounding are those of ``torch.optim.SGD``. Gradients have the dtypes of ``masked``.
+    Operations and rounding are those of ``torch.optim.SGD``. Gradients have the dtypes of ``masked``.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class UpdateScores:
         self._halves = halves(masked)
 
     def run(self, gradients: Tensor, learning_rate: Tensor, momentum: float, weight_decay: float) -> None:
-        """Update the scores by the gradients of the masked weights, of which the addresses are given.
+        """Update the scores. ``gradients`` are the addresses of the gradients of the masked weights.
 
-        The learning rate (float32) is on the device, so that a graph need not know it.
+        The learning rate is a float32 tensor on the device, so that it may change between replays of a graph.
         """
         layers = self._cuts.layers
         with launching_on(layers.device):
             _update[(layers.blocks,)](
-                layers.owner, layers.table, self._cuts.scores, self._weights, self._buffers, gradients,
+                layers.block_layer, layers.table, self._cuts.scores, self._weights, self._buffers, gradients,
                 self._halves, learning_rate, momentum, weight_decay,
                 BLOCK=BLOCK, MAGNITUDE=self._cuts.magnitude, DECAYS=weight_decay != 0, MOVES=momentum != 0,
                 **EXACT,
@@ -65,7 +65,7 @@ class UpdateScores:
 
 
 def halves(tensors: Sequence[Tensor]) -> Tensor:
-    """Which of these are bfloat16; the others are float32."""
+    """int32 flags on the device: 1 for bfloat16 tensors, 0 for float32."""
     return to_device_async(
         torch.tensor([tensor.dtype == torch.bfloat16 for tensor in tensors]).int(), tensors[0].device
     )
@@ -73,16 +73,17 @@ def halves(tensors: Sequence[Tensor]) -> Tensor:
 
 @triton.jit
 def _apply(
-    owner, table, scores, weights, masked, halves, thresholds, lasts,
+    block_layer, table, scores, weights, masked, halves, thresholds, lasts,
     BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr,
 ):  # fmt: skip
-    layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
+    """One block of ``reference.apply_mask``."""
+    layer, start, left = locate(block_layer, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
     exists = lane < left
     kept = kept_at(scores, table, layer, start, lane, exists, thresholds, lasts, MAGNITUDE)
     weight = tl.load(floats(weights, layer) + start + lane, mask=exists, other=0.0)
     threshold = tl.load(thresholds + layer)
-    # A threshold that is NaN spreads instead of leaving a silent network of zeros.
+    # A NaN threshold becomes the value of pruned weights, as in the reference.
     result = tl.where(kept, weight, tl.where(threshold == threshold, 0.0, threshold))
     if tl.load(halves + layer) != 0:
         target = tl.load(masked + layer).to(tl.pointer_type(tl.bfloat16))
@@ -93,11 +94,12 @@ def _apply(
 
 @triton.jit
 def _update(
-    owner, table, scores, weights, buffers, gradients, halves, learning_rate,
+    block_layer, table, scores, weights, buffers, gradients, halves, learning_rate,
     momentum, weight_decay,
     BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, DECAYS: tl.constexpr, MOVES: tl.constexpr,
 ):  # fmt: skip
-    layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
+    """One block of ``reference.update_scores``. DECAYS: weight decay is not 0. MOVES: momentum is not 0."""
+    layer, start, left = locate(block_layer, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
     exists = lane < left
     if tl.load(halves + layer) != 0:
@@ -108,7 +110,7 @@ def _update(
     at_score = floats(scores, layer) + start + lane
     score = tl.load(at_score, mask=exists, other=0.0)
     step = gradient * tl.load(floats(weights, layer) + start + lane, mask=exists, other=0.0)
-    if MAGNITUDE:  # what is ranked is |s|
+    if MAGNITUDE:  # d|s|/ds = sign(s)
         step = step * tl.where(score > 0, 1.0, tl.where(score < 0, -1.0, 0.0))
     if DECAYS:
         step = tl.fma(score, tl.zeros_like(score) + weight_decay, step)

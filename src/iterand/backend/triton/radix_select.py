@@ -1,4 +1,8 @@
-"""Finding the cut from nowhere: the bits of scores, and of indices where scores are equal, eleven at a time."""
+"""Find cuts by radix selection, after a miss of the bracket: 11 bits of the keys per round, then of the indices.
+
+Three rounds of ``count_digits`` find the key of the threshold, highest digit first; three more find the last index
+among equal scores. They return at once if no bracket missed. ``finish`` assembles the cut and resets the counters.
+"""
 
 import triton
 import triton.language as tl
@@ -12,50 +16,50 @@ from iterand.backend.triton.layers import (
     MISSES,
     NAN,
     WIDTH,
-    aim,
     index_of,
-    kept_of,
+    kept_total,
     locate,
+    move_bracket,
     ranked,
     unordered,
     write_cut,
-    write_nothing,
+    write_empty_cut,
 )
 
 
 @triton.jit
 def _shift(number):
-    """How far a digit of a key lies from its end: those of the last round are ten bits."""
+    """Bits to the right of the digit of a round, for keys: 11, 11 and 10 bits wide."""
     return tl.maximum(21 - 11 * number, 0)
 
 
 @triton.jit
 def _index_shift(number):
-    """The same for the digits of an index, whose rounds come after those of keys."""
+    """Bits to the right of the digit of a round, for indices: rounds 3, 4 and 5, 11 bits each."""
     return 11 * (5 - number)
 
 
 @triton.jit
 def _reversed(index):
-    """Lower indices are kept first: how far each is from the last of 33 bits, three digits; and back."""
+    """2³³ − 1 − index, so that lower indices rank first; its own inverse."""
     return 0x1FFFFFFFF - index
 
 
 @triton.jit
 def _chosen_digit(digits, need, DIGITS: tl.constexpr):
-    """The digit of the ``need``-th highest, how many of these are left to find, and how many share the digit."""
+    """Digit of the ``need``-th highest element, its rank among those with that digit, and their number."""
     value = tl.arange(0, DIGITS)
     count = tl.load(digits + value).to(tl.uint32, bitcast=True).to(tl.int64)
     total = tl.sum(count, 0)
-    down = total - tl.cumsum(count, 0)  # with a higher digit
-    chosen = tl.max(tl.where(down + count >= need, value, -1), 0)
-    here = value == chosen
-    return chosen, need - tl.sum(tl.where(here, down, 0), 0), tl.sum(tl.where(here, count, 0), 0)
+    above = total - tl.cumsum(count, 0)  # elements with a higher digit
+    chosen = tl.max(tl.where(above + count >= need, value, -1), 0)
+    equal = value == chosen
+    return chosen, need - tl.sum(tl.where(equal, above, 0), 0), tl.sum(tl.where(equal, count, 0), 0)
 
 
 @triton.jit
-def _known(rows, need, number, DIGITS: tl.constexpr):
-    """The cut as far as its digits before a round tell: of its key and of its index, the rest of their bits zero."""
+def _cut_prefix(rows, need, number, DIGITS: tl.constexpr):
+    """Key and index of the cut from the digits before a round; the remaining bits are zero."""
     key = need - need
     index = need - need
     for before in range(0, tl.minimum(number, 3)):
@@ -69,23 +73,23 @@ def _known(rows, need, number, DIGITS: tl.constexpr):
 
 @triton.jit
 def _add(digits, group, number, counts, ROUNDS: tl.constexpr, DIGITS: tl.constexpr):
-    """Add a program's counts to those of all, if it has counted for a group."""
+    """Add the counts of a program to the digit counts of its group; −1 is no group."""
     if group >= 0:
-        place = digits + (group * ROUNDS + number) * DIGITS + tl.arange(0, DIGITS)
-        tl.atomic_add(place, counts, mask=counts > 0, sem="relaxed")
+        target = digits + (group * ROUNDS + number) * DIGITS + tl.arange(0, DIGITS)
+        tl.atomic_add(target, counts, mask=counts > 0, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["number"])
 def count_digits(
-    owner, table, scores, members, first_thresholds, first_lasts, ranges,
+    block_layer, table, scores, members, first_thresholds, first_lasts, ranges,
     kept, numbers, any_failed, digits, blocks, number,
     INDICES: tl.constexpr, ROUNDS: tl.constexpr, DIGITS: tl.constexpr, BLOCK: tl.constexpr,
     MAGNITUDE: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Count the digits of a round among the scores whose digits before are those of the cut.
+    """Count the digits of a round among the scores whose earlier digits are those of the cut.
 
-    A program counts over all its blocks before it adds to the counts of others. The round is no constant, so that two
-    kernels are compiled and not six: one for scores, one for ``INDICES`` too.
+    A program sums over all its blocks before an atomic add. The round is not a compile-time constant, so that only two
+    kernels are compiled instead of six: one for keys, one for ``INDICES``.
     """
     if tl.load(any_failed) != 0:
         share = tl.cdiv(blocks, tl.num_programs(0))
@@ -93,27 +97,27 @@ def count_digits(
         lane = tl.arange(0, BLOCK)
         value = tl.arange(0, DIGITS)
         counts = tl.zeros([DIGITS], tl.int32)
-        # Of the group that is being counted; none yet.
-        present = tl.load(members) * 0 - 1
-        cut_key = present * 0
-        cut_index = present * 0
+        # The group that is being counted; −1 is none.
+        current = tl.load(members) * 0 - 1
+        cut_key = current * 0
+        cut_index = current * 0
         for block in range(begin, tl.minimum(begin + share, blocks)):
-            layer, start, left = locate(owner, table, block, BLOCK)
+            layer, start, left = locate(block_layer, table, block, BLOCK)
             group = tl.load(members + layer * 2)
             if tl.load(numbers + group * COLUMNS + FAILED) != 0:
-                if group != present:
-                    _add(digits, present, number, counts, ROUNDS, DIGITS)
+                if group != current:
+                    _add(digits, current, number, counts, ROUNDS, DIGITS)
                     counts = tl.zeros([DIGITS], tl.int32)
-                    present = group
+                    current = group
                     rows = digits + group * (ROUNDS * DIGITS)
-                    cut_key, cut_index = _known(rows, kept_of(ranges, kept, group), number, DIGITS)
+                    cut_key, cut_index = _cut_prefix(rows, kept_total(ranges, kept, group), number, DIGITS)
                 exists = lane < left
                 ordered_key, _nan = ranked(
                     scores, table, layer, start, lane, exists, first_thresholds, first_lasts, MAGNITUDE, FIRST
                 )  # fmt: skip
                 bits = (ordered_key ^ -2147483648).to(tl.uint32, bitcast=True).to(tl.int64)
                 shift = _shift(number)
-                # The digits that are known must be those of the cut; what follows them is shifted away.
+                # Keep elements whose earlier digits equal those of the cut; later digits are shifted out.
                 exists = exists & ((bits ^ cut_key) >> _shift(number - 1) == 0)
                 if tl.max(exists.to(tl.int32), 0) > 0:
                     if INDICES:
@@ -123,34 +127,34 @@ def count_digits(
                     digit = ((bits >> shift) & tl.where(number == 2, 1023, 2047)).to(tl.int32)
                     others = BLOCK - tl.sum(exists.to(tl.int32), 0)
                     counts += tl.histogram(tl.where(exists, digit, 0), DIGITS) - tl.where(value == 0, others, 0)
-        _add(digits, present, number, counts, ROUNDS, DIGITS)
+        _add(digits, current, number, counts, ROUNDS, DIGITS)
 
 
 @triton.jit
-def settle(
+def finish(
     members, ranges, kept, bracket, numbers, any_failed, digits,
     thresholds, lasts,
     ROUNDS: tl.constexpr, DIGITS: tl.constexpr, WANTED: tl.constexpr, CANDIDATES: tl.constexpr,
 ):  # fmt: skip
-    """Put the cut together from its digits, where these were counted, and make ready for the next time."""
+    """Assemble the cut of a group from its digits after a miss, set a new bracket, and reset all counters."""
     group = tl.program_id(0)
     row = numbers + group * COLUMNS
-    need = kept_of(ranges, kept, group)
+    need = kept_total(ranges, kept, group)
     if need == 0:
-        write_nothing(ranges, group, thresholds, lasts)
+        write_empty_cut(ranges, group, thresholds, lasts)
     elif tl.load(row + FAILED) != 0:
         rows = digits + group * (ROUNDS * DIGITS)
         first, _need, many = _chosen_digit(rows, need, DIGITS)
         high = first << 21
-        bits, index = _known(rows, need, ROUNDS, DIGITS)
+        bits, index = _cut_prefix(rows, need, ROUNDS, DIGITS)
         key = bits.to(tl.int32) ^ -2147483648
         threshold = unordered(key)
         if key == 0x7FFFFFFF:
-            write_nothing(ranges, group, thresholds, lasts)
+            write_empty_cut(ranges, group, thresholds, lasts)
         else:
             write_cut(members, ranges, group, threshold, _reversed(index), thresholds, lasts)
-        # As wide as holds the wanted number, if scores lie as densely as around their first digit. If too many were
-        # inside, they lie more densely than that.
+        # Width for WANTED scores, if their density is the average over the first digit. If too many were inside the
+        # old bracket, the density is higher than that.
         bottom = unordered(high ^ -2147483648)
         top = unordered((high | 0x1FFFFF) ^ -2147483648)
         width = (top - bottom) * (0.5 * WANTED / many.to(tl.float32))
@@ -158,7 +162,7 @@ def settle(
         if tl.load(row + FOUND) > CANDIDATES:
             width = tl.minimum(width, 0.5 * tl.load(bracket + WIDTH))
         tl.store(bracket + WIDTH, width)
-        aim(bracket, threshold)
+        move_bracket(bracket, threshold)
         tl.store(row + MISSES, tl.load(row + MISSES) + 1)
         for number in range(0, ROUNDS):
             tl.store(rows + number * DIGITS + tl.arange(0, DIGITS), tl.zeros([DIGITS], tl.int32))

@@ -1,4 +1,7 @@
-"""Randomize, Eq. (3), for all layers in one launch, with the bits of `iterand.philox` and `iterand.distributions`."""
+"""``Redraw``: partial randomization, Eq. (3), of all layers in one launch.
+
+Random bits and weights are bit-equal to `iterand.philox` and `iterand.distributions`.
+"""
 
 from collections.abc import Sequence
 
@@ -14,14 +17,14 @@ from iterand.backend.triton.layers import (
     EXACT,
     Layers,
     addresses,
+    cached,
     floats,
     index_of,
     kept_at,
     launching_on,
     locate,
+    offset_of,
     pointers,
-    position_of,
-    remembered,
     same_order,
     to_device_async,
 )
@@ -29,7 +32,7 @@ from iterand.backend.triton.layers import (
 
 @triton.jit
 def words(index, draw, key0, key1):
-    """The first two words of the weight at this index in this draw."""
+    """The first two Philox words of the elements with these indices in this draw."""
     low, high = index.to(tl.uint32), (index >> 32).to(tl.uint32)
     zero = tl.zeros_like(low)
     word0, word1, _, _ = tl.philox(key0 | key1 << 32, low, high, draw.to(tl.uint32) + zero, zero)
@@ -38,7 +41,7 @@ def words(index, draw, key0, key1):
 
 @triton.jit
 def value(word, kind, unit, normal):
-    """level · unit, with the level that the word stands for; ``kind`` is that of the ``Distribution``."""
+    """level · unit, where the level is computed from the word; ``kind`` is ``Distribution.kind``."""
     if kind == 0:
         level = ((word >> 8) * 2).to(tl.int32) - 16777215
     elif kind == 1:
@@ -49,13 +52,13 @@ def value(word, kind, unit, normal):
 
 
 Origin = tuple[int, int, int, float]
-"""Where a layer's weights come from: the two words of its key, the kind of its distribution, its unit."""
+"""How the weights of a layer are drawn: the two words of the key, ``Distribution.kind``, the unit."""
 
 
 class Redraw:
     """``reference.redraw`` for all layers in one launch.
 
-    Weights may lie in memory in another order than scores and draws.
+    Weights may have another memory layout than scores and draws.
     """
 
     def __init__(
@@ -73,14 +76,15 @@ class Redraw:
         self._same = all(same_order(weight, draw) for weight, draw in zip(weights, draws))
 
     def run(self, numbers: Tensor, threshold: int, *, negative: bool = False, follow: bool = False) -> None:
-        """One round, by the cuts as they are: its number for every layer, and how many words make a coin fall.
+        """One round by the current cuts: the round number of every layer, and the coin threshold (rate · 2³²).
 
-        ``negative``: only where the score is below zero; ``follow``: a score changes its sign when its weight does.
+        ``negative`` redraws only weights whose score is below zero. ``follow`` flips the sign of a score when its
+        weight changes sign.
         """
         cuts, layers = self._cuts, self._cuts.layers
         with launching_on(layers.device):
             _redraw[(layers.blocks,)](
-                layers.owner, layers.table, cuts.scores, self._weights, self._draws, self._origins, self._normal,
+                layers.block_layer, layers.table, cuts.scores, self._weights, self._draws, self._origins, self._normal,
                 self._table, cuts.thresholds, cuts.lasts, numbers, threshold,
                 BLOCK=BLOCK, MAGNITUDE=cuts.magnitude, SAME=self._same, NEGATIVE=negative, FOLLOW=follow, **EXACT,
             )  # fmt: skip
@@ -93,9 +97,9 @@ def prepare(
     origins: Sequence[Origin],
     normal: Tensor,
 ) -> Redraw:
-    """The operation on these tensors, made once and used again for the same addresses in memory."""
+    """The operation for these tensors, cached by their addresses."""
     key = (id(cuts), *origins, *addresses(weights), *addresses(draws))
-    return remembered(key, lambda: Redraw(cuts, weights, draws, origins, normal))
+    return cached(key, lambda: Redraw(cuts, weights, draws, origins, normal))
 
 
 def _table(origins: Sequence[Origin], device: torch.device) -> Tensor:
@@ -105,7 +109,7 @@ def _table(origins: Sequence[Origin], device: torch.device) -> Tensor:
 
 @triton.jit
 def _fresh(origin, normal, layer, index, draw):
-    """The word of the coin and the value of each weight in a draw."""
+    """The word of the coin and the fresh weight of each element in a draw."""
     row = origin + layer * 4
     first, second = words(index, draw, tl.load(row), tl.load(row + 1))
     unit = tl.load(row + 3).to(tl.int32).to(tl.float32, bitcast=True)
@@ -114,11 +118,12 @@ def _fresh(origin, normal, layer, index, draw):
 
 @triton.jit
 def _redraw(
-    owner, table, scores, weights, draws, origin, normal, weight_table,
+    block_layer, table, scores, weights, draws, origin, normal, weight_table,
     thresholds, lasts, numbers, coin,
     BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, SAME: tl.constexpr, NEGATIVE: tl.constexpr, FOLLOW: tl.constexpr,
 ):  # fmt: skip
-    layer, start, left = locate(owner, table, tl.program_id(0), BLOCK)
+    """One block of ``reference.redraw``. SAME: weights have the memory layout of the scores."""
+    layer, start, left = locate(block_layer, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
     exists = lane < left
     kept = kept_at(scores, table, layer, start, lane, exists, thresholds, lasts, MAGNITUDE)
@@ -126,15 +131,15 @@ def _redraw(
     index = index_of(table, layer, start, lane)
     word, fresh = _fresh(origin, normal, layer, index, number)
     redraw = exists & (kept == 0) & (word.to(tl.int64) < coin)
-    place = start + lane
+    offset = start + lane
     if not SAME:
-        place = position_of(weight_table, layer, index)
+        offset = offset_of(weight_table, layer, index)
     score = floats(scores, layer) + start + lane
     if NEGATIVE:
         redraw = redraw & (tl.load(score, mask=exists, other=0.0) < 0)
     if FOLLOW:
-        old = tl.load(floats(weights, layer) + place, mask=redraw, other=0.0)
+        old = tl.load(floats(weights, layer) + offset, mask=redraw, other=0.0)
         tl.store(score, -tl.load(score, mask=redraw, other=0.0), mask=redraw & ((fresh < 0) != (old < 0)))
-    tl.store(floats(weights, layer) + place, fresh, mask=redraw)
+    tl.store(floats(weights, layer) + offset, fresh, mask=redraw)
     draw = tl.load(draws + layer).to(tl.pointer_type(tl.int32))
     tl.store(draw + start + lane, tl.zeros_like(lane) + number, mask=redraw)
