@@ -276,8 +276,8 @@ def test_places_of_draws(latest):
     draw = torch.randint(1, 81, (100_000,), generator=generator)
     key = philox.key(3, "layer.weight")
     assert same(
-        draws.places(index.cuda(), draw.cuda(), key, history, latest=latest),
-        draws.places(index, draw, key, history, latest=latest),
+        draws.ordinals(index.cuda(), draw.cuda(), key, history, latest=latest),
+        draws.ordinals(index, draw, key, history, latest=latest),
     )
 
 

@@ -216,7 +216,8 @@ class TestProcesses:
         """In a script without a guard for its main module, as many are."""
         script = tmp_path / "script.py"
         script.write_text(
-            "import multiprocessing, sys, torch\n"
+            "import multiprocessing, signal, sys, torch\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which the shell of a job may ignore
             "from iterand.lab.data import load_data\n"
             "train = load_data('imagenet', torch.device('cpu'), workers=2).train\n"
             "reader = train.batches(torch.arange(100).repeat(9), 10)\n"

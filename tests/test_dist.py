@@ -61,8 +61,8 @@ def test_every_file_of_the_package_is_in_the_wheel(published):
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
     source = ROOT / "src"
     assert found == {path.relative_to(source).as_posix() for path in source.glob("iterand/**/*") if ours(path)}
-    assert "iterand/experiments/recipes/digits.toml" in found
-    assert "iterand/experiments/report/template/page.html.j2" in found
+    assert "iterand/lab/experiments/recipes/digits.toml" in found
+    assert "iterand/lab/report/template/page.html.j2" in found
     assert "iterand/py.typed" in found
 
 

@@ -123,7 +123,7 @@ def test_cuts_are_found_once_and_rounds_are_those_of_the_plain_step(
         fused.advance(64)
         counts.append(len(finds))
     if graph:
-        assert step._recordings["train"] is not None
+        assert step._graphs["train"] is not None
         assert (counts[0], counts[-1] - counts[0]) == (at_first, later)
     else:
         assert counts[-1] == 7 + later + (fused.recipe.method.sparsity_schedule == "constant")

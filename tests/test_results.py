@@ -315,6 +315,6 @@ def test_a_ticket_is_the_network_of_its_record(path):
     assert path.stat().st_size == result["ticket_bytes"]
     ticket = read_ticket(path)
     assert all(ticket.metrics[name] == pytest.approx(result[name], abs=1e-4) for name in ticket.metrics)
-    assert sum(int(layer.mask().sum()) for layer in ticket.layers.values()) == result["kept"]
+    assert sum(int(layer.mask.sum()) for layer in ticket.layers.values()) == result["kept"]
     state = ticket.state_dict()
     assert all(torch.equal(tensor, state[name]) for name, tensor in load_ticket(path).state_dict().items())
