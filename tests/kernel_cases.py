@@ -13,6 +13,13 @@ def shrink(monkeypatch):
     monkeypatch.setattr(cuts, "_WANTED", 64)
 
 
+def misses(cuts):
+    """How often the cut of each group was outside its bracket."""
+    from iterand.backend.triton.layers import MISSES
+
+    return cuts._numbers[:, int(MISSES.value)]
+
+
 def cases(size):
     """Name, scores and how many are kept; ``size`` is more than a bracket holds."""
     generator = torch.Generator().manual_seed(0)

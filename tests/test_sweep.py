@@ -251,7 +251,7 @@ def test_stopping_between_two_runs_does_not_wait(tmp_path, caplog):
         assert [event.kind for event in itertools.islice(events, 1)] == ["started"]
         next(event for event in events if event.kind == "started")  # the second
         events.close()
-        assert caplog.messages == ["stopping: runs that go on are being saved"]  # and none that had to be killed
+        assert caplog.messages == ["stopping: checkpoints of the running runs are being saved"]
         caplog.clear()
         for path in tmp_path.iterdir():
             shutil.rmtree(path)

@@ -295,7 +295,7 @@ def skeleton(model: nn.Module) -> nn.Module:
 
 
 def _replace(root: nn.Module, layers: Iterable[MaskedLayer], values: Iterable[Tensor]) -> None:
-    """Put ordinary parameters in the place of masked tensors."""
+    """Replace masked tensors by ordinary parameters."""
     for module in root.modules():
         surgery.stop_caching_cuts_(module)
     for layer, value in zip(layers, values):

@@ -60,7 +60,7 @@ def split_kept(sizes: Sequence[int], sparsity: float) -> list[int]:
 
 
 def progress(schedule: Schedule, done: float) -> float:
-    """How much of the way to the final sparsity is gone when this share of the steps is done."""
+    """The share of the way to the final sparsity after this share of the steps."""
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
     done = min(max(done, 0.0), 1.0)
@@ -134,10 +134,10 @@ class SparsitySchedule:
         self._apply()
 
     def _apply(self) -> None:
-        gone = progress(self.schedule, self.iteration / self.steps)
+        share = progress(self.schedule, self.iteration / self.steps)
         final = self.final
         start = min(self.start, final)
-        between = start * (1 - gone) + final * gone
+        between = start * (1 - share) + final * share
         set_kept_(self._masks, min(max(between, start), final))  # rounding may lead out of the interval
 
 

@@ -64,7 +64,7 @@ def load(ticket: Ticket, model: nn.Module | None = None) -> nn.Module:
         raise ValueError(f"model is {model!r}; it must be a torch.nn.Module as it was before prune_")
     root = unwrap(model)
     if masked_layers(root):
-        raise ValueError("the model is masked; load_ticket fills ordinary ones (to go on searching: Ticket.resume_)")
+        raise ValueError("the model is masked; load_ticket fills ordinary ones (to resume a search: Ticket.resume_)")
     _check_fits(ticket, root)
     on_meta = any(tensor.is_meta for tensor in root.state_dict().values() if isinstance(tensor, Tensor))
     root.load_state_dict(ticket.state_dict(), assign=on_meta)

@@ -16,7 +16,6 @@ from iterand.backend.triton.layers import (
     BLOCK,
     COLUMNS,
     EXACT,
-    MISSES,
     Layers,
     addresses,
     cached,
@@ -110,10 +109,6 @@ class FindCuts:
             self._members, self._ranges, self._kept, self._bracket, self._numbers, self._any_failed, self._digits,
             *results, ROUNDS=_ROUNDS, DIGITS=_DIGITS, WANTED=_AFTER_MISS * _WANTED, CANDIDATES=CANDIDATES, **EXACT,
         )  # fmt: skip
-
-    def misses(self) -> Tensor:
-        """Number of misses of each group: how often the cut was outside the bracket."""
-        return self._numbers[:, int(MISSES.value)]
 
 
 class _FindCutsAboveFloors(FindCuts):

@@ -21,9 +21,9 @@ from iterand.lab.data.dataset import (
     limited,
 )
 from iterand.lab.data.decoding import SIZE, Pixels, Task
-from iterand.lab.data.folders import ClassFolders, Images, same_classes, scan
 from iterand.lab.data.images import words_of
 from iterand.lab.data.packs import Scaling, header_of, open_pack, write_pack
+from iterand.lab.data.reading import ClassFolders, Images, same_classes, scan
 from iterand.lab.data.workers import decoded
 
 PARTS = ("train", "val")
@@ -194,7 +194,7 @@ def _open(folder: Path, part: str) -> Images:
     if (folder / part).is_dir() and (tree := scan(folder / part)).digest() != packed.header.tree:
         warnings.warn(
             f"{path} was written from other files than are in {folder / part} now, and is not used; "
-            "'iterand data pack' writes it anew",
+            "'iterand data pack' writes it again",
             DataWarning,
             stacklevel=4,
         )

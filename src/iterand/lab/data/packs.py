@@ -19,8 +19,7 @@ from torch import Tensor
 from iterand.errors import DataError, extra
 from iterand.lab.data.dataset import Progress
 from iterand.lab.data.download import PART, exclusive
-from iterand.lab.data.folders import ClassFolders
-from iterand.lab.data.reading import ByteRange, read, unreadable
+from iterand.lab.data.reading import ByteRange, ClassFolders, read, unreadable
 from iterand.lab.data.workers import prefetched, processors
 
 MAGIC = b"ITERPACK"

@@ -178,7 +178,7 @@ class WorkerPool:
                 raise
             raise DataError(
                 f"one of {self._workers} worker processes that decode images has died, perhaps for want of memory; "
-                f"the same command goes on from the last checkpoint, and ${VARIABLE} sets how many there are"
+                f"run the same command again to resume, and ${VARIABLE} sets how many there are"
             ) from None
 
     def _start(self) -> Iterator["_Answer"]:

@@ -218,7 +218,7 @@ def _listen(entry: _Running, running: list[_Running]) -> Iterator[Event]:
 def _stop(running: list[_Running]) -> None:
     """Ask the runs to save and stop; kill those that do not end within 30 s."""
     if running:
-        logger.warning("stopping: runs that go on are being saved")
+        logger.warning("stopping: checkpoints of the running runs are being saved")
     for entry in running:
         if entry.process.pid is not None:
             entry.process.terminate()  # SIGTERM: the run saves a checkpoint at the next step
@@ -227,7 +227,7 @@ def _stop(running: list[_Running]) -> None:
     for entry in running:
         entry.process.join(max(0.0, deadline - time.monotonic()))
         if entry.process.is_alive():
-            logger.warning("a run did not get to its next step within 30 s; it goes on from its last checkpoint")
+            logger.warning("a run did not get to its next step within 30 s; it resumes from its last checkpoint")
             entry.process.kill()
 
 

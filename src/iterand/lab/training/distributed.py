@@ -186,7 +186,7 @@ class Ranks:
             if others:
                 raise IterandError(
                     f"{when} {name} differ between rank 0 and rank {', '.join(others)}; a device computes wrongly or "
-                    "the ranks run different software: mend that, and start anew with --fresh"
+                    "the ranks run different software: install the same, and start again with --fresh"
                 )
 
 

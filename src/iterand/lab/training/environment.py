@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -102,13 +103,14 @@ def _flushes_denormals() -> bool:
 
 
 def describe(device: "torch.device", world_size: int = 1) -> dict[str, Any]:
-    """Versions, commit, hardware, device and command, as they appear in records."""
+    """Date, versions, commit, hardware, device and command, as they appear in records."""
     import torch
 
     hardware: dict[str, Any] = {"cpu": _processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     if device.type == "cuda":
         hardware["gpu"] = torch.cuda.get_device_name(device)
     return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "iterand": __version__,
         "commit": _commit(),
         "python": platform.python_version(),

@@ -278,13 +278,13 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     """The newest checkpoint that is not damaged; None if the folder has no checkpoint."""
     found = [path for path in (folder / CHECKPOINT, folder / _PREVIOUS) if path.exists()]
     for path in found:
-        memory.require(path.stat().st_size, f"reading {path}", "free some, or start anew with --fresh")
+        memory.require(path.stat().st_size, f"reading {path}", "free some, or start again with --fresh")
         try:
             return _read_checkpoint(path)
         except (CheckpointError, SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             warnings.warn(f"{path} is damaged ({error}); trying the checkpoint before it", stacklevel=2)
     if found:
-        raise CheckpointError(f"no checkpoint in {folder} can be read; start anew with --fresh")
+        raise CheckpointError(f"no checkpoint in {folder} can be read; start again with --fresh")
     return None
 
 

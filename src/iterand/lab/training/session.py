@@ -128,7 +128,7 @@ class Session:
         if difference:
             raise CheckpointError(
                 f"the checkpoint belongs to other settings: {'; '.join(difference)}; "
-                "use another --out folder, or --fresh to start anew"
+                "use another --out folder, or --fresh to start again"
             )
         self.load_network_state(_with_prefix("model.", tensors))
         self.best = {name: tensor.to(self.device) for name, tensor in _with_prefix("best.", tensors).items()}
