@@ -110,6 +110,15 @@ def _example(name: str) -> Example:
     return Example(MODELS[name], images, torch.randint(10, (16,), generator=generator))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_workers_left():
+    """End the processes that decode images, which a process otherwise keeps until it ends."""
+    yield
+    workers = sys.modules.get("iterand.lab.data.workers")
+    if workers:
+        workers.close_pools()
+
+
 @pytest.fixture(params=list(MODELS))
 def example(request: pytest.FixtureRequest) -> Example:
     """Every kind of model in turn."""

@@ -1,8 +1,29 @@
 """Scores that a selection could stumble over, and a selection that does not take long without a GPU."""
 
+import importlib.util
+
 import torch
 
 DENORMAL = 1e-42
+
+
+def patch_language_once():
+    """Let Triton's interpreter patch its language once a launch, not again for each function that a kernel calls."""
+    from triton import language
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+
+    def once(fn):
+        modules = [value for value in fn.__globals__.values() if value is language or value is language.core]
+        unpatched = any(language.core.is_builtin(module.load) for module in modules)
+        return patch(fn) if unpatched else interpreter._LangPatchScope()  # of nothing
+
+    interpreter._patch_lang = once
+
+
+if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
+    patch_language_once()
 
 
 def shrink(monkeypatch):

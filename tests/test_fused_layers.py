@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+import kernel_cases  # noqa: F401 - makes the interpreter quicker
+
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 from iterand import prune_
 from iterand.engine import fusion, normalization

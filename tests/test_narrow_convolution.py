@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import kernel_cases  # noqa: F401 - makes the interpreter quicker
+
 pytest.importorskip("triton", reason="the kernels are written in Triton")
 from iterand.engine import convolution
 from iterand.engine import pooling as kernel_images
