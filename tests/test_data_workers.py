@@ -169,7 +169,7 @@ class TestProcesses:
         os.kill(started[1], signal.SIGKILL)
         wait_until(lambda: gone(started[1]))  # which is no error here, but where the next batch is needed
         with pytest.raises(
-            DataError, match=r"one of 2 worker processes .* died.* run the same command again to resume.*ITERAND_WORKERS"
+            DataError, match=r"one of 2 worker processes .* died.* same command again to resume.*ITERAND_WORKERS"
         ):
             list(reader)
         wait_until(lambda: all(gone(pid) for pid in started))
