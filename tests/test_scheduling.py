@@ -160,3 +160,11 @@ def test_a_refused_schedule_changes_nothing():
     with pytest.raises(ValueError, match="start is"):
         iterand.SparsitySchedule(model, steps=3, start=-1)
     assert kept(model) == [20, 20]
+
+
+@pytest.mark.parametrize("sparsity", [2, -0.1, float("nan"), "half"])
+def test_a_sparsity_that_is_none_is_refused(sparsity):
+    model = iterand.prune_(torch.nn.Linear(10, 10), 0.5)
+    with pytest.raises(ValueError, match=r"sparsity is .*; it is the share of weights pruned, from 0 to 1"):
+        iterand.set_sparsity_(model, sparsity)
+    assert int(iterand.masked_layers(model)["weight"].mask.sum()) == 50

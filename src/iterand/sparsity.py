@@ -73,6 +73,7 @@ def progress(schedule: Schedule, done: float) -> float:
 
 def set_sparsity_(model: nn.Module, sparsity: float) -> None:
     """Prune this share of the weights from now on, but in no layer more than its final sparsity."""
+    check_sparsity(sparsity)
     layers = require_masked_layers(model)
     require_whole_rankings(model, layers)
     set_kept_([layer.parametrization for layer in layers.values()], sparsity)
