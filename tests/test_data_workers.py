@@ -175,6 +175,26 @@ class TestProcesses:
         wait_until(lambda: all(gone(pid) for pid in started))
         assert len(list(data.train.batches(torch.arange(100), 10))) == 10
 
+    def test_an_error_that_is_kept_does_not_keep_the_process(self, tree, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import multiprocessing, torch\n"
+            "from iterand.lab.data import load_data\n"
+            "train = load_data('imagenet', torch.device('cpu'), workers=2).train\n"
+            "reader = train.batches(torch.arange(100).repeat(9), 10)\n"
+            "next(reader)\n"
+            "multiprocessing.active_children()[0].kill()\n"
+            "try:\n"
+            "    list(reader)\n"
+            "except Exception as error:\n"
+            "    kept = error\n"
+            "print(kept)\n"
+        )
+        environment = os.environ | {"ITERAND_DATA": str(tree)}
+        ended = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert "worker processes that decode images has died" in ended.stdout
+
     def test_workers_that_cannot_start_are_an_error(self, monkeypatch, paths):
         monkeypatch.setattr(workers, "_prepare_worker", lambda _: os._exit(3))
         with pytest.raises(DataError, match="one of 2 worker processes that decode images has died"):

@@ -108,6 +108,7 @@ def _decode(item: tuple[Task, int]) -> Decoded:
 
 _pools: dict[tuple[int, int], list["WorkerPool"]] = {}
 _running: "weakref.WeakSet[Generator[DecodedBatch, None, None]]" = weakref.WeakSet()
+_started: "weakref.WeakSet[WorkerPool]" = weakref.WeakSet()
 
 
 def _idle_pools(workers: int) -> list["WorkerPool"]:
@@ -140,6 +141,10 @@ def close_pools() -> None:
         batches.close()
     for key in [key for key in _pools if key[0] == os.getpid()]:
         del _pools[key]
+    for pool in _started:  # what is left belongs to readers that failed; Python would wait for it forever at exit
+        if pool.owner == os.getpid():
+            for process in pool.processes:
+                process.kill()
 
 
 class WorkerPool:
@@ -147,6 +152,8 @@ class WorkerPool:
 
     def __init__(self, workers: int) -> None:
         self.processes: list[multiprocessing.process.BaseProcess] = []
+        self.owner = os.getpid()
+        _started.add(self)
         self._workers = workers
         self._sampler = _Pieces()
         with warnings.catch_warnings(action="ignore"):  # torch: more workers than processors
