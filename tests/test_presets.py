@@ -71,6 +71,12 @@ def test_an_unknown_preset_is_refused():
     assert list(model.state_dict()) == list(before)
 
 
+@pytest.mark.parametrize("argument", ["weights", "ranking", "norms"])
+def test_an_empty_name_is_not_the_default(argument):
+    with pytest.raises(ValueError, match="''"):
+        iterand.prune_(network(), 0.7, **{argument: ""})
+
+
 def test_the_steppers_are_those_of_the_recipe():
     method = find_recipe("best-resnet20").method
     model = network()

@@ -100,11 +100,17 @@ def prune_(
         raise ValueError(f"model is {model!r}; it must be a torch.nn.Module")
     recommended = preset == "recommended"
     with_norms = recommended and not isinstance(sparsity, Mapping) and surgery.has_shifts(unwrap(model))
+    if weights is None:
+        weights = "signed_constant" if recommended else "kaiming_uniform"
+    if ranking is None:
+        ranking = "global" if with_norms else "layer"
+    if norms is None:
+        norms = "shifted" if with_norms else "fixed"
     options = _Options(
-        weights=weights or ("signed_constant" if recommended else "kaiming_uniform"),
+        weights=weights,
         scores=scores,
         seed=philox.check_seed(seed),
-        ranking=ranking or ("global" if with_norms else "layer"),
+        ranking=ranking,
         rank_by=rank_by,
         allocation=allocation,
         floor=check_fraction("floor", floor, "the share of its weights that a layer keeps"),
@@ -112,7 +118,7 @@ def prune_(
         exclude=_as_list("exclude", exclude),
         overrides={} if overrides is None else _as_mapping("overrides", overrides),
         biases=biases,
-        norms=norms or ("shifted" if with_norms else "fixed"),
+        norms=norms,
     )
     _apply(_plan(model, sparsity, options))
     return model
