@@ -18,7 +18,7 @@ pytest.importorskip("triton", reason="the kernels are written in Triton")
 from iterand.backend.triton import cuts
 from iterand.backend.triton import cuts as kernels
 from iterand.backend.triton.layers import pointers
-from iterand.backend.triton.masks import ApplyMasks, UpdateScores
+from iterand.backend.triton.masks import ApplyMasks, ScoreGradients, UpdateScores
 from iterand.backend.triton.redraw import Redraw
 
 # The interpreter computes with NumPy, which warns of infinities that a GPU computes with as well.
@@ -124,8 +124,7 @@ def test_nan_becomes_the_threshold(together):
     found.run()
     assert found.thresholds.isnan().tolist() == [together, True]
     weights = [torch.ones_like(score) for score in scores]
-    masked = [torch.empty_like(score) for score in scores]
-    ApplyMasks(found, weights, masked).run()
+    masked = ApplyMasks(found, weights, [torch.float32] * 2).masked_weights()
     assert masked[1].isnan().all()
     scores[1][17] = 0.0
     found.run()
@@ -167,18 +166,41 @@ class Network:
 KINDS = [*([kind] * 3 for kind in TYPES), [torch.bfloat16, torch.float32, torch.bfloat16]]
 
 
+@pytest.mark.parametrize("same_order", [True, False])
 @pytest.mark.parametrize("kinds", KINDS, ids=str)
-def test_masked_weights(kinds):
+def test_masked_weights(kinds, same_order):
     network = Network()
-    masked = [torch.empty_like(weight, dtype=kind) for weight, kind in zip(network.weights, kinds)]
-    ApplyMasks(network.found, network.weights, masked).run()
-    for result, weight, mask, kind in zip(masked, network.weights, network.masks(), kinds):
-        wanted = torch.where(mask, weight.cpu(), 0.0).to(kind)
-        if kind == torch.bfloat16 and not ON_GPU:  # the interpreter cuts off where hardware rounds
-            torch.testing.assert_close(result, wanted, rtol=2**-7, atol=0)
-            assert torch.equal(result != 0, wanted != 0)
-        else:
-            assert torch.equal(result.cpu(), wanted)
+    if not same_order:
+        network.weights[0] = network.weights[0].contiguous()
+    apply = ApplyMasks(network.found, network.weights, kinds)
+    given = [torch.empty_like(weight, dtype=kind) for weight, kind in zip(network.weights, kinds)]
+    apply.run(pointers(given))
+    for masked in (given, apply.masked_weights()):
+        for result, weight, mask, kind in zip(masked, network.weights, network.masks(), kinds):
+            assert result.stride() == weight.stride()
+            wanted = torch.where(mask, weight.cpu(), 0.0).to(kind)
+            if kind == torch.bfloat16 and not ON_GPU:  # the interpreter cuts off where hardware rounds
+                torch.testing.assert_close(result, wanted, rtol=2**-7, atol=0)
+                assert torch.equal(result != 0, wanted != 0)
+            else:
+                assert torch.equal(result.cpu(), wanted)
+
+
+@pytest.mark.parametrize("magnitude", [False, True])
+@pytest.mark.parametrize("kinds", KINDS, ids=str)
+def test_gradients_of_scores(kinds, magnitude):
+    network = Network()
+    found = cuts.prepare(network.scores, on_device(map(torch.tensor, network.kept)), magnitude=magnitude)
+    gradients = [torch.randn_like(weight).to(kind) for weight, kind in zip(network.weights, kinds)]
+    results = [torch.full_like(score, 7.0) for score in network.scores]
+    operation = ScoreGradients(found, network.weights, kinds)
+    wanted = [
+        gradient.cpu().float() * weight.cpu() * (score.cpu().sign() if magnitude else 1.0)
+        for gradient, weight, score in zip(gradients, network.weights, network.scores)
+    ]
+    for add, times in ((False, 1), (True, 2)):
+        operation.run(pointers(gradients), pointers(results), add=add)
+        assert all(torch.equal(result.cpu(), times * one) for result, one in zip(results, wanted))
 
 
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 5e-4), (0.0, 0.0), (0.9, 0.0)])
@@ -189,7 +211,7 @@ def test_scores_are_updated_as_by_sgd_on_the_cpu(kinds, momentum, weight_decay):
     parameters = [torch.nn.Parameter(score.cpu()) for score in network.scores]
     optimizer = torch.optim.SGD(parameters, lr=0.3, momentum=momentum, weight_decay=weight_decay)
     buffers = [torch.zeros_like(score) for score in network.scores]
-    update = UpdateScores(network.found, network.weights, buffers, gradients)
+    update = UpdateScores(network.found, network.weights, buffers, kinds)
     for _ in range(3):
         for parameter, gradient, weight in zip(parameters, gradients, network.weights):
             parameter.grad = gradient.cpu().float() * weight.cpu()
@@ -352,9 +374,8 @@ def test_runs_of_one_process_share_a_network_only_if_it_is_the_same():
         return _Network.of(Session(recipe, build_network("resnet20", classes=10, seed=0), 10, CPU), compile)
 
     fixed, shifted = network("norms=fixed"), network("norms=shifted")
-    assert fixed is network("norms=fixed", "seed=1", "epochs=2")
-    assert fixed is not network("norms=fixed", "label_smoothing=0.1")
-    assert fixed is not network("norms=fixed", "temperature=0.5")
+    assert fixed is network("norms=fixed", "seed=1", "epochs=2", "label_smoothing=0.1", "temperature=0.5")
+    assert fixed is not network("norms=fixed", "network.width_factor=0.5")
     half = ["precision=bfloat16", "channels_last=true"]
     ours, theirs = network(*half).skeleton, network(*half, compile=True).skeleton
     assert any(isinstance(module, FusedNorm) for module in ours.modules())

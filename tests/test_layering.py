@@ -21,7 +21,7 @@ LIBRARY = GROUND | set(CORE.split())
 BELOW["engine"] = LIBRARY
 BELOW["ticket"] = LIBRARY | {"lab.networks"}  # a ticket with a recipe is built without a model
 BELOW["inference"] = LIBRARY | {"ticket"}
-BELOW["__init__"] = LIBRARY | {"ticket", "inference"}
+BELOW["__init__"] = LIBRARY | {"engine", "ticket", "inference"}
 BELOW["lab"] = set[str]()
 BELOW["lab.networks"] = BELOW["lab.data"] = GROUND | {"philox"}
 BELOW["lab.theory"] = LIBRARY | {"__init__"}

@@ -1,5 +1,6 @@
 """CalculateMask against a sort in plain Python, whatever the ties, zeros, denormals and infinities."""
 
+import copy
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import iterand
 import reference
@@ -45,7 +46,7 @@ def test_magnitude_ranks_absolute_values(scores, sparsity):
 def test_both_ways_to_find_the_cut_agree(scores, data):
     """The CPU selects and the GPU sorts: two algorithms, one cut."""
     kept, tensor = data.draw(st.integers(0, len(scores))), torch.tensor(scores)
-    selected = Cut(*operations._cut_by_partition(tensor, kept, "scores"))
+    selected = Cut(*operations._cut_by_partition([tensor], kept, ["scores"]))
     by_sort = Cut(*operations._cut_by_sort(tensor, torch.tensor(kept)))
     assert selected.threshold == by_sort.threshold
     assert kept_indices(operations.keeps(tensor, selected)) == kept_indices(operations.keeps(tensor, by_sort))
@@ -198,3 +199,49 @@ def test_a_hundred_million_scores():
     del mask
     scores.fill_(0.5)
     assert operations.cut(scores, torch.tensor(77_777_777)) == (0.5, 77_777_776)
+
+
+def test_equal_scores_are_kept_in_order_across_layers():
+    """The last kept of equal scores may be in another layer: the count of the whole network is exact all the same."""
+    for sparsity, counts in ((0.75, [8, 0]), (0.5, [16, 0]), (0.25, [16, 8]), (0.0, [16, 16]), (0.9, [3, 0])):
+        layers = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+        model = iterand.prune_(layers, sparsity, ranking="global")
+        with torch.no_grad():
+            for score in iterand.scores(model):
+                score.fill_(0.5)
+        assert [int(layer.mask.sum()) for layer in iterand.masked_layers(model).values()] == counts
+        folded = iterand.fold_(copy.deepcopy(model))
+        assert [int(layer.weight.count_nonzero()) for layer in folded] == counts
+        assert torch.equal(model(torch.eye(4)), folded(torch.eye(4)))
+
+
+@pytest.mark.parametrize("ranking", ["layer", "global"])
+def test_evaluation_finds_its_cuts_once_and_never_uses_stale_ones(ranking, monkeypatch):
+    torch.manual_seed(0)
+    model = iterand.prune_(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), 0.5, ranking=ranking).eval()
+    inputs = torch.randn(3, 8)
+    found, find = [], selection.backend.find_cuts
+
+    def outputs():
+        """Of the model, and how often it has found cuts."""
+        found.clear()
+        with monkeypatch.context() as patch, torch.no_grad():
+            patch.setattr(selection.backend, "find_cuts", lambda *a, **options: found.append(1) or find(*a, **options))
+            result = model(inputs)
+        assert torch.equal(result, iterand.fold_(copy.deepcopy(model))(inputs))
+        return len(found)
+
+    first, second = iterand.scores(model)
+    once = outputs()
+    assert once == (2 if ranking == "layer" else 1)
+    assert outputs() == 0
+    with torch.no_grad():
+        first.neg_()  # torch counts this
+    assert outputs() == 1
+    assert outputs() == 0
+    second.data.neg_()  # but not this
+    outputs()
+    second.data[:, :3] += 5.0
+    outputs()
+    iterand.set_sparsity_(model, 0.25)
+    assert outputs() == once

@@ -7,6 +7,7 @@ from iterand.errors import IterandError, TicketError
 
 if TYPE_CHECKING:
     from iterand.distributions import Distribution, distribution_names, register_distribution
+    from iterand.engine.step import make_step
     from iterand.masking import fold_, prune_, scores
     from iterand.parametrization import MaskedLayer, masked_layers
     from iterand.randomization import IterativeRandomization, randomize_, recommended_steppers
@@ -29,6 +30,7 @@ __all__ = [
     "distribution_names",
     "fold_",
     "load_ticket",
+    "make_step",
     "masked_layers",
     "prune_",
     "randomize_",
@@ -49,6 +51,7 @@ _MODULES = (
     "masking",
     "randomization",
     "summarizing",
+    "engine.step",
     "ticket",
 )
 

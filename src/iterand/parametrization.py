@@ -56,11 +56,26 @@ class _MaskedWeight(torch.autograd.Function):
         return None, reference.score_gradient(weight, gradient), None, None
 
 
+class _GivenMaskedWeight(torch.autograd.Function):
+    """`_MaskedWeight` where θ ⊙ m is there already."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ranked: Tensor, masked: list[Tensor]) -> Tensor:
+        ctx.save_for_backward(weight)
+        return masked[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
+        _, score_gradient, *_ = _MaskedWeight.backward(ctx, gradient)
+        return None, score_gradient, None
+
+
 class MaskedParametrization(nn.Module):
     """The state of one masked tensor: its scores s, the draw every weight holds, and how many weights are kept."""
 
     draw: Tensor
     kept: Tensor
+    _holder: nn.Module
 
     def __init__(self, weight: Tensor, settings: Settings, ranking: "Ranking[MaskedParametrization]") -> None:
         super().__init__()
@@ -68,6 +83,8 @@ class MaskedParametrization(nn.Module):
         self.ranking = ranking
         self.trained = weight.requires_grad
         """Whether the tensor took gradients before it was masked, and will again."""
+        self.given: Tensor | None = None
+        """θ ⊙ m as computed elsewhere, during a training step of `iterand.engine`."""
         self.history: list[tuple[int, int]] = []
         """Randomization so far, run-length coded: (coin threshold of a round, how many rounds in a row had it)."""
         scores = distributions.sample(
@@ -85,6 +102,12 @@ class MaskedParametrization(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         """θ ⊙ m for the weights θ, in their memory format."""
+        if self.given is not None:
+            return self.given
+        masked_weight = self.ranking.masked_weight(self)
+        if masked_weight is not None:
+            inputs = weight, self.ranked(), [masked_weight]
+            return cast(Tensor, _GivenMaskedWeight.apply(*inputs))  # type: ignore[no-untyped-call]
         threshold, last = self.ranking.cut(self)
         masked: Tensor = _MaskedWeight.apply(weight, self.ranked(), threshold, last)  # type: ignore[no-untyped-call]
         return reference.match_layout(masked, weight)
@@ -92,6 +115,15 @@ class MaskedParametrization(nn.Module):
     def ranked(self) -> Tensor:
         """What is ranked of the scores."""
         return reference.ranking_key(self.score, self.settings.rank_by)
+
+    def attach_to(self, holder: nn.Module) -> None:
+        """Set the module whose ``original`` is masked."""
+        self.__dict__["_holder"] = holder  # not as a submodule, since it is the module above this one
+
+    @property
+    def attached_weight(self) -> Tensor:
+        """θ, the weights that are masked."""
+        return cast(Tensor, self._holder.original)
 
     @property
     def mask(self) -> Tensor:

@@ -50,6 +50,7 @@ class Ranked(Protocol):
 
     score: torch.nn.Parameter
     kept: Tensor
+    given: Tensor | None
 
     @property
     def name(self) -> str:
@@ -66,6 +67,11 @@ class Ranked(Protocol):
         """How many weights a global ranking must leave to it."""
         ...
 
+    @property
+    def attached_weight(self) -> Tensor:
+        """θ, the weights that it masks."""
+        ...
+
 
 Member = TypeVar("Member", bound=Ranked)
 
@@ -73,13 +79,15 @@ Member = TypeVar("Member", bound=Ranked)
 class Ranking(ABC, Generic[Member]):
     """Which scores compete with which.
 
-    A forward pass of the pruned model may find all cuts at once when it begins, and drops them when it ends, however it
-    ends. Any other read of a tensor (a submodule called by itself, say) finds its cut again: slower, never stale.
+    A forward pass of the pruned model may find all cuts at once when it begins, and on a GPU the masked weights too; it
+    drops them when it ends, however it ends. Any other read of a tensor (a submodule called by itself, say) finds its
+    cut again: slower, never stale.
     """
 
     def __init__(self) -> None:
         self.members: list[Member] = []
         self._passes: dict[int, _Pass] = {}
+        self._found: dict[Member, _Found] = {}
 
     @abstractmethod
     def cuts(self, masks: Sequence[Member]) -> list[Cut]:
@@ -95,18 +103,35 @@ class Ranking(ABC, Generic[Member]):
 
     def cut(self, mask: Member) -> Cut:
         """The cut of one member: that of the current pass, unless the pass itself has changed a score."""
+        current, index = self._current(mask)
+        return self.cuts([mask])[0] if current is None else current.cuts[index]
+
+    def masked_weight(self, mask: Member) -> Tensor | None:
+        """θ ⊙ m of one member outside of autograd, if the current pass has it."""
+        current, index = self._current(mask)
+        return None if current is None or current.masked is None else current.masked[index]
+
+    def _current(self, mask: Member) -> tuple["_Pass | None", int]:
+        """The current pass and the number of a member in it; None if there is none, or it has changed a tensor."""
         current = self._passes.get(_thread())
-        if current is not None:
-            index = self.members.index(mask)
-            if _versions(self.rivals(mask)) == current.versions[index]:
-                return current.cuts[index]
-        return self.cuts([mask])[0]
+        if current is None or mask not in self.members:
+            return None, 0
+        index = self.members.index(mask)
+        fresh = _versions(self.rivals(mask)) == current.versions[index]
+        return (current if fresh and _weight_version(mask) == current.weight_versions[index] else None), index
 
     def begin(self) -> "_Pass | None":
         """Begin a forward pass; gives the enclosing one, if any, to be handed to ``end``."""
         enclosing = self._passes.get(_thread())
+        if all(mask.given is not None for mask in self.members):
+            return enclosing
         versions = [_versions(self.rivals(mask)) for mask in self.members]
-        self._passes[_thread()] = _Pass(versions, self.cuts(self.members))
+        weights = [mask.attached_weight for mask in self.members]
+        if not torch.compiler.is_compiling() and backend.uses_triton([mask.score for mask in self.members], weights):
+            cuts, masked = backend.apply_masks(self.prepare_cuts(self.members), weights)
+        else:
+            cuts, masked = self.cuts(self.members), None
+        self._passes[_thread()] = _Pass(versions, [_weight_version(mask) for mask in self.members], cuts, masked)
         return enclosing
 
     def end(self, enclosing: "_Pass | None") -> None:
@@ -116,13 +141,34 @@ class Ranking(ABC, Generic[Member]):
         else:
             self._passes[_thread()] = enclosing
 
+    def _find(self, rivals: Sequence[Member], **options: Any) -> list[Cut]:
+        """The cuts of members that are ranked together. On a CPU those found last, if they are still right.
+
+        They are if they keep the right number of scores: each of these is higher than all others. Counting is much
+        faster than finding, and sees writes that version counters do not, so it is tried where these are unchanged.
+        """
+        scores, kept = [mask.score.detach() for mask in rivals], [mask.kept for mask in rivals]
+        rank_by = rivals[0].rank_by
+        if scores[0].device.type != "cpu" or not all(map(reference.is_plain, scores)):
+            return backend.find_cuts(scores, kept, [mask.name for mask in rivals], rank_by=rank_by, **options)
+        versions, known = _versions(rivals), self._found.get(rivals[0])
+        if known is not None and known.versions == versions and not any(options.get("floors", ())):
+            ranked = [reference.ranking_key(score, rank_by) for score in scores]
+            if reference.count_kept(ranked, known.cuts) == int(sum(kept)):
+                return known.cuts
+        cuts = backend.find_cuts(scores, kept, [mask.name for mask in rivals], rank_by=rank_by, **options)
+        self._found[rivals[0]] = _Found(versions, cuts)
+        return cuts
+
 
 class LayerRanking(Ranking[Member]):
     """Scores compete within their tensor (the paper's experiments)."""
 
     def cuts(self, masks: Sequence[Member]) -> list[Cut]:
         """Each by its own scores."""
-        return _find_cuts(masks)
+        if masks[0].score.device.type == "cpu":
+            return [cut for mask in masks for cut in self._find([mask])]
+        return self._find(masks)
 
     def prepare_cuts(self, masks: Sequence[Member]) -> "FindCuts":
         """Each by its own scores."""
@@ -142,7 +188,7 @@ class GlobalRanking(Ranking[Member]):
 
     def cuts(self, masks: Sequence[Member]) -> list[Cut]:
         """The cuts of these members, by the scores of all."""
-        found = _find_cuts(self.members, together=True, floors=[mask.floor_count for mask in self.members])
+        found = self._find(self.members, together=True, floors=[mask.floor_count for mask in self.members])
         return [found[self.members.index(mask)] for mask in masks]
 
     def prepare_cuts(self, masks: Sequence[Member]) -> "FindCuts":
@@ -154,11 +200,6 @@ class GlobalRanking(Ranking[Member]):
         return self.members
 
 
-def _find_cuts(masks: Sequence[Ranked], **options: Any) -> list[Cut]:
-    scores, kept, names = [mask.score for mask in masks], [mask.kept for mask in masks], [mask.name for mask in masks]
-    return backend.find_cuts(scores, kept, names, rank_by=masks[0].rank_by, **options)
-
-
 def _prepare_cuts(masks: Sequence[Ranked], **options: Any) -> "FindCuts":
     from iterand.backend.triton import cuts  # only where there is Triton
 
@@ -168,13 +209,29 @@ def _prepare_cuts(masks: Sequence[Ranked], **options: Any) -> "FindCuts":
 
 @dataclass(frozen=True)
 class _Pass:
+    """What a forward pass has found for each member when it began."""
+
     versions: list[list[int]]
     """Of the scores that each member's cut depends on."""
+    weight_versions: list[list[int]]
+    cuts: list[Cut]
+    masked: list[Tensor] | None
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The cuts of members that are ranked together, and the versions of the scores they were found for."""
+
+    versions: list[int]
     cuts: list[Cut]
 
 
 def _versions(masks: Sequence[Ranked]) -> list[int]:
     return backend.versions(mask.score for mask in masks)
+
+
+def _weight_version(mask: Ranked) -> list[int]:
+    return backend.versions([mask.attached_weight])
 
 
 def _thread() -> int:

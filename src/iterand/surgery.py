@@ -233,6 +233,7 @@ def attach(group: list[Owner], mask: MaskedParametrization, value: Tensor) -> No
     parametrize.register_parametrization(first.module, first.attribute, mask, unsafe=True)
     _read_weights_live(first.module)
     shared = cast(nn.ModuleDict, first.module.parametrizations)[first.attribute]
+    mask.attach_to(shared)
     for owner in tied:
         parametrize.register_parametrization(owner.module, owner.attribute, nn.Identity(), unsafe=True)
         cast(nn.ModuleDict, owner.module.parametrizations)[owner.attribute] = shared

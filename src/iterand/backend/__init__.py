@@ -13,7 +13,7 @@ import importlib.util
 import inspect
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,7 +21,10 @@ from torch import Tensor
 from iterand.backend import reference
 from iterand.backend.reference import Cut, RankBy
 
-__all__ = ["Cut", "RankBy", "find_cuts", "reference", "triton_problem", "uses_triton", "versions"]
+if TYPE_CHECKING:
+    from iterand.backend.triton.cuts import FindCuts
+
+__all__ = ["Cut", "RankBy", "apply_masks", "find_cuts", "reference", "triton_problem", "uses_triton", "versions"]
 
 logger = logging.getLogger("iterand")
 
@@ -77,6 +80,15 @@ def find_cuts(
         found = _find_cuts_by_triton(scores, kept, list(floors), together, rank_by == "magnitude")
         return [Cut(*numbers) for numbers in zip(found[0].unbind(), found[1].unbind())]
     return reference.find_cuts(scores, kept, names, together=together, floors=floors, rank_by=rank_by)
+
+
+def apply_masks(cuts: "FindCuts", weights: Sequence[Tensor]) -> tuple[list[Cut], list[Tensor]]:
+    """Find the cuts of tensors that `uses_triton`, and give them with the masked weights, all in a few launches."""
+    from iterand.backend.triton import masks
+
+    cuts.run()
+    masked = masks.prepare(cuts, [weight.detach() for weight in weights]).masked_weights()
+    return [Cut(*numbers) for numbers in zip(cuts.thresholds.clone().unbind(), cuts.lasts.clone().unbind())], masked
 
 
 # The operator keeps tables on the device, which inductor's own CUDA graphs would put where they reuse memory.

@@ -70,6 +70,9 @@ def cut_together(scores: Sequence[Tensor], kept: Tensor, floors: Sequence[int], 
     """
     sizes = [score.numel() for score in scores]
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
+    if scores[0].device.type == "cpu" and not any(floors) and all(map(is_plain, scores)):
+        threshold, last = _cut_by_partition([score.detach().reshape(-1) for score in scores], int(kept), names)
+        return [Cut(threshold, torch.where(kept > 0, last - offset, -1)) for offset in offsets]
     own = [_cut_floor(score.detach(), floor, name) for score, floor, name in zip(scores, floors, names)]
     keys = [ordered(score.detach()).masked_fill(keeps(score, floor), _FIRST) for score, floor in zip(scores, own)]
     key, last = cut(torch.cat([key.reshape(-1) for key in keys]), kept, "the network")
@@ -92,7 +95,7 @@ def nan_error(name: str) -> ValueError:
 def _cut(scores: Tensor, kept: Tensor, name: str) -> tuple[Tensor, Tensor]:
     # A custom operator, so that torch.compile does not trace into it.
     if scores.device.type == "cpu":
-        return _cut_by_partition(scores, int(kept), name)
+        return _cut_by_partition([scores], int(kept), [name])
     return _cut_by_sort(scores, kept)
 
 
@@ -101,13 +104,15 @@ def _(scores: Tensor, kept: Tensor, name: str) -> tuple[Tensor, Tensor]:
     return scores.new_empty(()), kept.new_empty(())
 
 
-def _cut_by_partition(scores: Tensor, kept: int, name: str) -> tuple[Tensor, Tensor]:
-    values = scores.numpy()
+def _cut_by_partition(scores: Sequence[Tensor], kept: int, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """The cut of several tensors as one."""
+    first = scores[0]
+    values = first.numpy() if len(scores) == 1 else np.concatenate([score.numpy() for score in scores])
     highest = np.partition(values, values.size - kept)[values.size - kept :] if kept else values
-    if scores.dtype.is_floating_point and np.isnan(highest.max(initial=0)):  # NumPy sorts NaN to the end
-        raise nan_error(name)
+    if first.dtype.is_floating_point and np.isnan(highest.max(initial=0)):  # NumPy sorts NaN to the end
+        raise nan_error(next(name for name, score in zip(names, scores) if score.isnan().any()))
     if kept == 0:
-        return torch.tensor(_highest(scores), dtype=scores.dtype), torch.tensor(-1)
+        return torch.tensor(_highest(first), dtype=first.dtype), torch.tensor(-1)
     threshold = highest[0]
     tied = np.flatnonzero(values == threshold)
     return torch.tensor(threshold), torch.tensor(tied[np.count_nonzero(highest == threshold) - 1])
@@ -162,11 +167,16 @@ def mask_of(scores: Tensor, cut: Cut) -> Tensor:
     """``keeps`` outside of autograd: on a CPU equal scores are compared by position, without a tensor of indices."""
     if scores.device.type != "cpu":
         return keeps(scores, cut)
-    values, threshold, following = scores.reshape(-1).numpy(), cut.threshold.numpy(), int(cut.last) + 1
+    values, threshold, following = scores.reshape(-1).numpy(), cut.threshold.numpy(), max(int(cut.last) + 1, 0)
     mask = np.empty(values.shape, dtype=np.bool_)
     np.greater_equal(values[:following], threshold, out=mask[:following])
     np.greater(values[following:], threshold, out=mask[following:])
     return torch.from_numpy(mask).view(scores.shape)
+
+
+def count_kept(scores: Sequence[Tensor], cuts: Sequence[Cut]) -> int:
+    """How many scores these cuts keep, on a CPU."""
+    return sum(int(np.count_nonzero(mask_of(score, cut).numpy())) for score, cut in zip(scores, cuts))
 
 
 def apply_mask(weight: Tensor, ranked: Tensor, cut: Cut) -> Tensor:
@@ -175,8 +185,24 @@ def apply_mask(weight: Tensor, ranked: Tensor, cut: Cut) -> Tensor:
     Pruned weights become +0 (a product would leave −0 for negative ones). A threshold that is NaN becomes the value of
     every pruned weight instead of leaving a silent network of zeros.
     """
+    if weight.device.type == "cpu" and is_plain(weight) and is_plain(ranked):  # NaN raises where its cut is found
+        mask = match_layout(mask_of(ranked.detach(), cut), weight)
+        bits = weight.detach().view(_BITS[weight.dtype.itemsize]) & mask.view(torch.int8).neg()  # faster than where
+        return bits.view(weight.dtype)
     zero = torch.where(cut.threshold.isnan(), cut.threshold, 0.0).to(weight.dtype)
     return torch.where(match_layout(keeps(ranked, cut), weight), weight, zero)
+
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor holds numbers that Python can look at: not traced, not batched by vmap, not fake."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
 
 
 def match_layout(value: Tensor, weight: Tensor) -> Tensor:

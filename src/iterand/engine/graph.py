@@ -1,11 +1,21 @@
-"""Capture and replay of a CUDA graph: all kernels of a step on one batch as a single launch."""
+"""Capture and replay of CUDA graphs: all kernels of a piece of work on one batch as a single launch."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_WARM_UP = 3  # runs before the capture: libraries choose algorithms, kernels are compiled
+logger = logging.getLogger("iterand")
+
+Work = Callable[[Sequence[Tensor]], Tensor]
+"""Computes a tensor from the tensors of a batch."""
+
+_WARM_UP = 3  # runs in a row before a shape is captured: libraries choose algorithms, kernels are compiled
+_GRAPHS = 8  # captured shapes
 
 
 class CannotCapture(Exception):
@@ -13,51 +23,102 @@ class CannotCapture(Exception):
 
 
 class CapturedGraph:
-    """The CUDA graph of ``work`` for batches of these shapes. Warm-up and capture leave ``state`` unchanged."""
+    """The CUDA graph of ``work`` for batches of one shape. Nothing runs while it is captured."""
 
-    def __init__(
-        self, work: Callable[[tuple[Tensor, ...]], None], batch: Sequence[Tensor], state: Sequence[Tensor]
-    ) -> None:
+    def __init__(self, work: Work, batch: Sequence[Tensor], pool: Any) -> None:
         self._batch = tuple(tensor.clone() for tensor in batch)
         device = batch[0].device
-        # On the host, so that the copies do not count as peak memory of the device.
-        saved = [tensor.detach().cpu() for tensor in state]
         rng_state = torch.cuda.get_rng_state(device)
         current, side = torch.cuda.current_stream(device), _capture_stream(device)
+        side.wait_stream(current)
+        self._graph = torch.cuda.CUDAGraph()
         try:
-            side.wait_stream(current)
-            with torch.cuda.stream(side):
-                for _ in range(_WARM_UP):
-                    work(self._batch)
-            self._graph = torch.cuda.CUDAGraph()
-            try:
-                with torch.cuda.graph(self._graph, stream=side):
-                    work(self._batch)
-            except Exception as error:
-                raise CannotCapture(str(error) or type(error).__name__) from error
+            with torch.cuda.graph(self._graph, pool=pool, stream=side):
+                self._result = work(self._batch)
+        except Exception as error:
+            torch.cuda.set_rng_state(rng_state, device)
+            raise CannotCapture(str(error) or type(error).__name__) from error
         finally:
             current.wait_stream(side)
-            torch.cuda.set_rng_state(rng_state, device)
-            with torch.no_grad():
-                for tensor, value in zip(state, saved):
-                    tensor.copy_(value)
 
-    def fits(self, batch: Sequence[Tensor]) -> bool:
-        """Whether a batch has the captured shapes."""
-        return all(tensor.shape == buffer.shape for tensor, buffer in zip(batch, self._batch))
-
-    def replay(self, batch: Sequence[Tensor]) -> None:
-        """Copy a batch into the static buffers and replay the graph."""
+    def replay(self, batch: Sequence[Tensor]) -> Tensor:
+        """Copy a batch into the static buffers, replay the graph, and give a copy of its result."""
         for buffer, tensor in zip(self._batch, batch):
             buffer.copy_(tensor)
         self._graph.replay()
+        return self._result.clone()
+
+
+class GraphCache:
+    """Runs work on batches. On CUDA, a shape that comes several times in a row is captured and replayed from then on.
+
+    What cannot be captured runs directly, and the log says why, once. Graphs share their memory: they run one after the
+    other, and leave nothing in it but the result.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        device: torch.device,
+        *,
+        enabled: bool = True,
+        capturing: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self._what = what
+        self._enabled = enabled and device.type == "cuda"
+        self._capturing = capturing
+        self._graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
+        self._last: Hashable = None
+        self._in_a_row = 0
+        self._pool = torch.cuda.graph_pool_handle() if self._enabled else None
+
+    @property
+    def replays(self) -> bool:
+        """Whether anything has been captured."""
+        return bool(self._graphs)
+
+    def clear(self) -> None:
+        """Drop all graphs, since tensors have moved or settings have changed."""
+        self._graphs.clear()
+        self._in_a_row = 0
+
+    def run(self, variant: Hashable, work: Work, batch: Sequence[Tensor]) -> Tensor:
+        """Do the work on a batch. Work of one variant does the same on all batches of a shape."""
+        if not self._enabled:
+            return work(batch)
+        key = (variant, *((tensor.shape, tensor.stride(), tensor.dtype) for tensor in batch))
+        if key not in self._graphs:
+            self._in_a_row = self._in_a_row + 1 if key == self._last else 1
+            self._last = key
+            if self._in_a_row <= _WARM_UP or not self._capture(key, work, batch):
+                return work(batch)
+        self._graphs.move_to_end(key)
+        return self._graphs[key].replay(batch)
+
+    def _capture(self, key: Hashable, work: Work, batch: Sequence[Tensor]) -> bool:
+        try:
+            with self._capturing():
+                self._graphs[key] = CapturedGraph(work, batch, self._pool)
+        except CannotCapture as error:
+            logger.warning("without a CUDA graph %s, so slower than it could be: %s", self._what, first_line(error))
+            self._enabled = False
+            self._graphs.clear()
+            return False
+        while len(self._graphs) > _GRAPHS:
+            self._graphs.popitem(last=False)
+        return True
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     """The current stream, or a new stream if that is the default stream, which cannot be captured.
 
     Libraries keep a workspace per stream, and a graph uses the workspace of its capture stream. So graphs captured on
-    tensor stream must not be replayed concurrently.
+    one stream must not be replayed concurrently.
     """
     current = torch.cuda.current_stream(device)
     if current != torch.cuda.default_stream(device):

@@ -1,182 +1,177 @@
-"""What a fused step trains: dense weights, or scores with the masked weights as autograd leaves."""
+"""The masked weights of a model as leaves of autograd: found, masked and differentiated in one launch each."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from iterand import backend
-from iterand.backend.triton.cuts import FindCuts
-from iterand.backend.triton.layers import bump_version, pointers, same_order
-from iterand.backend.triton.masks import ApplyMasks, UpdateScores
-from iterand.distributions import normal_levels
-from iterand.parametrization import masked_layers
-from iterand.randomization import IterativeRandomization
+from iterand.parametrization import MaskedLayer, MaskedParametrization, masked_layers
+from iterand.selection import Ranking
 
 _PARAMETRIZATIONS = ".parametrizations."
 
 
-class CannotFuse(Exception):
-    """The layers of the model do not fit one launch."""
+class MaskedWeights:
+    """The masked weights of the layers that kernels can do; they take the place of θ ⊙ m in a forward pass.
 
-
-class DenseParameters:
-    """Dense weights, trained by a torch optimizer."""
-
-    def __init__(
-        self, model: nn.Module, optimizer: Optimizer, learning_rate: float, constrain: Callable[[], None]
-    ) -> None:
-        self._optimizer, self._constrain = optimizer, constrain
-        self.leaves = optimized(optimizer)
-        self.tensors: dict[str, Tensor] = dict(model.named_parameters()) | dict(model.named_buffers())
-        momenta = momentum_buffers(optimizer)
-        self.state: list[Tensor] = [*self.leaves, *momenta]
-        for group in optimizer.param_groups:
-            group["lr"] = torch.tensor(learning_rate, device=self.leaves[0].device)
-
-    def begin(self) -> None:
-        """Nothing to do for dense weights."""
-
-    def prepare(self) -> None:
-        """Nothing to do for dense weights."""
-
-    def update(self, gradients: tuple[Tensor, ...]) -> None:
-        """One optimizer step."""
-        for leaf, gradient in zip(self.leaves, gradients):
-            leaf.grad = gradient
-        self._optimizer.step()
-        self._constrain()
-        for leaf in self.leaves:
-            leaf.grad = None
-
-    def end(self) -> None:
-        """Nothing to do for dense weights."""
-
-    def captured(self) -> None:
-        """Nothing to do: the captured optimizer step has the addresses of the gradients."""
-
-
-class MaskedParameters:
-    """Scores, trained through masked weights. Apply masks, update scores and find cuts take one launch each.
-
-    A step ends with finding the cuts of the updated scores. A randomization after the step and the next step reuse
-    them. If a schedule changes the number of kept weights between steps, a step begins with finding its cuts instead.
-
-    Version counters tell whether the cuts are stale: torch counts its writes to scores and kept counts, and kernels
-    count theirs with ``bump_version``. A write to the scores through ``.data`` goes unnoticed, so there must be none.
+    ``gradients`` turns the gradients of the masked weights into those of the scores. The others, such as float16
+    layers, are left to plain autograd.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        learning_rate: float,
-        *,
-        steppers: Iterable[object],
-        half: bool,
-        kept_changes: bool,
-    ) -> None:
-        layers = masked_layers(model)
-        masks = [layer.parametrization for layer in layers.values()]
-        weights = [layer.weight.detach() for layer in layers.values()]
-        for mask, weight in zip(masks, weights):
-            mask.match_layout_(weight)
-        self._scores: list[Tensor] = [mask.score.detach() for mask in masks]
-        if len({mask.ranking for mask in masks}) > 1 or any(weight.dtype != torch.float32 for weight in weights):
-            raise CannotFuse("layers are ranked in different ways, or weights are not float32")
-        self._kept = [mask.kept for mask in masks]
-        self._kept_changes = kept_changes
-        self._cuts = masks[0].ranking.prepare_cuts(masks)
-        self._cut_versions: list[int] | None = None
-        # The bias of a norm stays in float32, as under autocast.
-        dtypes = [torch.bfloat16 if half and weight.dim() > 1 else torch.float32 for weight in weights]
-        self.leaves: list[Tensor] = [
-            torch.zeros_like(weight, dtype=dtype).requires_grad_() for weight, dtype in zip(weights, dtypes)
-        ]
-        self._apply = ApplyMasks(self._cuts, weights, self.leaves)
-        momenta = momentum_buffers(optimizer)
-        self._update = UpdateScores(self._cuts, weights, momenta, self.leaves)
-        self.state: list[Tensor] = [*self._scores, *momenta]
-        others = dict(model.named_parameters()) | dict(model.named_buffers())
-        self.tensors: dict[str, Tensor] = {
-            name: tensor for name, tensor in others.items() if _PARAMETRIZATIONS not in name
-        }
-        self.tensors |= zip(layers, self.leaves)
-        settings = optimizer.param_groups[0]
-        self._momentum, self._weight_decay = settings["momentum"], settings["weight_decay"]
-        device = weights[0].device
-        self._learning_rate = torch.tensor(learning_rate, device=device)
-        for group in optimizer.param_groups:
-            group["lr"] = self._learning_rate
-        self._gradient_addresses = torch.zeros(len(layers), dtype=torch.int64, device=device)
-        normal_levels(device)  # the first call has a host sync, which a step must not have
-        for stepper in steppers:
-            if isinstance(stepper, IterativeRandomization):
-                stepper.known_cuts = self.cuts
+    def __init__(self, model: nn.Module, precision: torch.dtype | None) -> None:
+        groups: dict[Ranking[MaskedParametrization], list[MaskedLayer]] = {}
+        for layer in masked_layers(model).values():
+            groups.setdefault(layer.parametrization.ranking, []).append(layer)
+        self._groups = [_Group(layers, precision) for layers in groups.values() if _fits(layers)]
+        self.layers = [layer for group in self._groups for layer in group.layers]
+        self.leaves = [leaf for group in self._groups for leaf in group.leaves]
 
-    def cuts(self) -> FindCuts:
-        """The cuts of the current scores. Finds them if they are stale."""
-        versions = self._versions()
-        if self._cut_versions != versions:
-            self._cuts.run()
-            self._cut_versions = versions
-        return self._cuts
-
-    def begin(self) -> None:
-        """Find the cuts before the step, unless ``prepare`` does."""
-        if not self._kept_changes:
-            self.cuts()
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """All tensors of the model by the names that they have without masks."""
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        plain = {name: tensor for name, tensor in named.items() if _PARAMETRIZATIONS not in name}
+        return plain | {layer.name: leaf for layer, leaf in zip(self.layers, self.leaves)}
 
     def prepare(self) -> None:
-        """Apply the masks."""
-        if self._kept_changes:
-            self._cuts.run()
-        self._apply.run()
+        """Find the cuts of the current scores and write the masked weights."""
+        for group in self._groups:
+            group.cuts.run()
+            group.apply.run(group.addresses)
 
-    def update(self, gradients: tuple[Tensor, ...]) -> None:
-        """Update the scores from the gradients of the masked weights, and find the new cuts."""
-        self._cut_versions = None  # stale until ``end``
-        gradients = tuple(
-            gradient if same_order(gradient, leaf) else torch.empty_like(leaf).copy_(gradient)
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Let the model read the prepared masked weights."""
+        try:
+            for layer, leaf in zip(self.layers, self.leaves):
+                layer.parametrization.given = leaf
+            yield
+        finally:
+            for layer in self.layers:
+                layer.parametrization.given = None
+
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """While a graph is captured, addresses of gradients cannot come from the host: they are written afterwards."""
+        from iterand.backend.triton.layers import pointers
+
+        for group in self._groups:
+            group.table = torch.zeros(len(group.layers), dtype=torch.int64, device=group.addresses.device)
+        try:
+            yield
+            for group in self._groups:
+                if group.table is not None and group.captured is not None:
+                    group.table.copy_(pointers(group.captured))
+                    group.kept.append((group.table, group.captured))
+        finally:
+            for group in self._groups:
+                group.table = group.captured = None
+
+    def gradients(self, gradients: Sequence[Tensor | None], *, add: bool) -> None:
+        """Set the gradients of the scores from those of the masked weights, or ``add`` to what is there."""
+        for group, mine in self._split(gradients):
+            group.differentiate(mine, add=add)
+
+    def update(
+        self, gradients: Sequence[Tensor | None], learning_rate: Tensor, momentum: float, weight_decay: float
+    ) -> None:
+        """One step of SGD on the scores, from the gradients of the masked weights."""
+        for group, mine in self._split(gradients):
+            group.update.run(group.table_of(mine), learning_rate, momentum, weight_decay)
+
+    def use_momentum(self, buffers: Sequence[Tensor]) -> None:
+        """The momentum buffers that ``update`` uses, one for each layer."""
+        for group, mine in self._split(buffers):
+            group.prepare_update([buffer for buffer in mine if buffer is not None])
+
+    def addresses(self) -> list[int]:
+        """Where scores and weights are; the kernels have to be prepared again when they have moved."""
+        return [
+            tensor.data_ptr()
+            for layer in self.layers
+            for tensor in (layer.parametrization.score, layer.parametrization.attached_weight)
+        ]
+
+    def _split(self, tensors: Sequence[Tensor | None]) -> Iterator[tuple["_Group", Sequence[Tensor | None]]]:
+        start = 0
+        for group in self._groups:
+            yield group, tensors[start : start + len(group.layers)]
+            start += len(group.layers)
+
+
+class _Group:
+    """Layers that share a ranking, and the operations on all of them."""
+
+    def __init__(self, layers: list[MaskedLayer], precision: torch.dtype | None) -> None:
+        from iterand.backend.triton.layers import pointers
+        from iterand.backend.triton.masks import ApplyMasks, ScoreGradients
+
+        self.layers = layers
+        masks = [layer.parametrization for layer in layers]
+        self.weights = [layer.weight.detach() for layer in layers]
+        for mask, weight in zip(masks, self.weights):
+            mask.match_layout_(weight)
+        self.dtypes = [precision if precision and _is_cast(layer) else torch.float32 for layer in layers]
+        self.leaves: list[Tensor] = [
+            torch.zeros_like(weight, dtype=dtype).requires_grad_(layer.score.requires_grad)
+            for layer, weight, dtype in zip(layers, self.weights, self.dtypes)
+        ]
+        self.cuts = masks[0].ranking.prepare_cuts(masks)
+        self.apply = ApplyMasks(self.cuts, self.weights, self.dtypes)
+        self.addresses = pointers(self.leaves)
+        self._differentiate = ScoreGradients(self.cuts, self.weights, self.dtypes)
+        self._score_gradients: tuple[list[Tensor], Tensor] | None = None
+        self.table: Tensor | None = None
+        """While a graph is captured: the table of addresses that its kernels read."""
+        self.captured: list[Tensor | None] | None = None
+        self.kept: list[tuple[Tensor, list[Tensor | None]]] = []
+        """What captured graphs read."""
+
+    def differentiate(self, gradients: Sequence[Tensor | None], *, add: bool) -> None:
+        """Write the gradients of the scores, in buffers that stay where they are."""
+        from iterand.backend.triton.layers import pointers
+
+        if self._score_gradients is None:
+            buffers = [torch.zeros_like(layer.score) for layer in self.layers]
+            self._score_gradients = buffers, pointers(buffers)
+        buffers, addresses = self._score_gradients
+        for layer, gradient, buffer in zip(self.layers, gradients, buffers):
+            layer.score.grad = None if gradient is None else buffer
+        self._differentiate.run(self.table_of(gradients), addresses, add=add)
+
+    def prepare_update(self, buffers: Sequence[Tensor]) -> None:
+        """Prepare SGD with these momentum buffers."""
+        from iterand.backend.triton.masks import UpdateScores
+
+        self.update = UpdateScores(self.cuts, self.weights, buffers, self.dtypes)
+
+    def table_of(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """The addresses of gradients in the layout of the leaves; 0 where there is none."""
+        from iterand.backend.triton.layers import pointers, same_order
+
+        laid_out = [
+            gradient if gradient is None or same_order(gradient, leaf) else torch.empty_like(leaf).copy_(gradient)
             for gradient, leaf in zip(gradients, self.leaves)
-        )
-        addresses = self._gradient_addresses
-        if self._learning_rate.is_cuda and torch.cuda.is_current_stream_capturing():
-            self._gradients = gradients  # no copy from the host during capture; see ``captured``
-        else:
-            addresses = pointers(gradients)
-        self._update.run(addresses, self._learning_rate, self._momentum, self._weight_decay)
-        if not self._kept_changes:
-            self._cuts.run()
-
-    def end(self) -> None:
-        """Bump the versions of the scores, which kernels and graphs do not do, and mark the cuts as current."""
-        bump_version(self._scores)
-        if not self._kept_changes:
-            self._cut_versions = self._versions()
-
-    def captured(self) -> None:
-        """Write the addresses of the gradients to the buffer that the captured graph reads."""
-        self._gradient_addresses.copy_(pointers(self._gradients))
-
-    def _versions(self) -> list[int]:
-        return backend.versions((*self._scores, *self._kept))
+        ]
+        if self.table is None:
+            return pointers(laid_out)
+        self.captured = laid_out
+        return self.table
 
 
-def optimized(optimizer: Optimizer) -> list[Tensor]:
-    """The parameters of an optimizer."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _fits(layers: Sequence[MaskedLayer]) -> bool:
+    masks = [layer.parametrization for layer in layers]
+    return {*masks}.issuperset(masks[0].ranking.rivals(masks[0])) and backend.uses_triton(
+        [mask.score.detach() for mask in masks], [layer.weight for layer in layers]
+    )
 
 
-def momentum_buffers(optimizer: Optimizer) -> list[Tensor]:
-    """The momentum buffer of every parameter, in its layout. A missing one becomes zero, which is equivalent."""
-    buffers = []
-    for parameter in optimized(optimizer):
-        state = optimizer.state[parameter]
-        buffer = torch.zeros_like(parameter.detach())
-        if state.get("momentum_buffer") is not None:
-            buffer.copy_(state["momentum_buffer"])
-        state["momentum_buffer"] = buffer
-        buffers.append(buffer)
-    return buffers
+# Modules that read their weights only in operations that autocast runs in low precision.
+_CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+def _is_cast(layer: MaskedLayer) -> bool:
+    """Whether autocast would cast the weights wherever they are read. A subclass may read them in its own way."""
+    forwards = [kind.forward for kind in _CAST]
+    return all(attribute == "weight" and type(module).forward in forwards for module, attribute in layer.owners)

@@ -41,16 +41,18 @@ class Layers:
         block_layer = torch.repeat_interleave(torch.arange(len(tensors)), torch.tensor(blocks)).int()
         self.block_layer = to_device_async(block_layer, device)
         """For each block, the number of its layer (int32)."""
-        shapes = [_channels_and_pixels(tensor) for tensor in tensors]
-        rows = zip(self.sizes, [sum(blocks[:i]) for i in range(len(blocks))], *zip(*shapes))
+        self.layouts = [_channels_and_pixels(tensor) for tensor in tensors]
+        """For each layer, its channels and pixels per channel; 1 and 1 if the tensor is contiguous."""
+        rows = zip(self.sizes, [sum(blocks[:i]) for i in range(len(blocks))], *zip(*self.layouts))
         self.table = to_device_async(torch.tensor(list(rows)), device)
-        """For each layer (int64): number of elements, first block, channels, pixels per channel. The last two are 1 if
-        the tensor is contiguous."""
+        """For each layer (int64): number of elements, first block, and the two numbers of its layout."""
 
 
-def pointers(tensors: Sequence[Tensor]) -> Tensor:
-    """The addresses of tensors, as a tensor on their device, without a host sync."""
-    return to_device_async(torch.tensor([tensor.data_ptr() for tensor in tensors]), tensors[0].device)
+def pointers(tensors: Sequence[Tensor | None]) -> Tensor:
+    """The addresses of tensors (0 for None), as a tensor on their device, without a host sync."""
+    device = next(tensor.device for tensor in tensors if tensor is not None)
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    return to_device_async(torch.tensor(addresses), device)
 
 
 def to_device_async(numbers: Tensor, device: torch.device) -> Tensor:

@@ -1,4 +1,4 @@
-"""``ApplyMasks`` and ``UpdateScores``: masked weights and SGD step of the scores, one launch each for all layers."""
+"""Masked weights, gradients of the scores and an SGD step of the scores: one launch each for all layers."""
 
 from collections.abc import Sequence
 
@@ -8,34 +8,95 @@ import triton.language as tl
 from torch import Tensor
 
 from iterand.backend.triton.cuts import FindCuts
-from iterand.backend.triton.layers import BLOCK, EXACT, floats, kept_at, launching_on, locate, pointers, to_device_async
+from iterand.backend.triton.layers import (
+    BLOCK,
+    EXACT,
+    Layers,
+    addresses,
+    cached,
+    floats,
+    index_of,
+    kept_at,
+    launching_on,
+    locate,
+    offset_of,
+    pointers,
+    to_device_async,
+)
+
+_ALIGNMENT = 512  # bytes
 
 
 class ApplyMasks:
-    """``reference.apply_mask`` for all layers in one launch, rounded to the dtype of ``masked``: float32 or bfloat16.
+    """``reference.apply_mask`` for all layers in one launch, rounded to the given dtypes: float32 or bfloat16.
 
-    All tensors of a layer have the same memory layout.
+    Masked weights have the memory layout of the weights, which may be another one than that of the scores.
     """
 
-    def __init__(self, cuts: FindCuts, weights: Sequence[Tensor], masked: Sequence[Tensor]) -> None:
+    def __init__(self, cuts: FindCuts, weights: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> None:
         self._cuts = cuts
-        self._weights, self._masked = pointers(weights), pointers(masked)
-        self._halves = halves(masked)
+        layers = Layers(weights)
+        self._weights, self._table = pointers(weights), layers.table
+        self._same = layers.layouts == cuts.layers.layouts
+        self._halves = halves(dtypes, cuts.layers.device)
+        # The outputs of ``masked_weights``: where each begins in one block of memory, aligned as torch aligns tensors.
+        self._like = [(weight.shape, weight.stride(), dtype) for weight, dtype in zip(weights, dtypes)]
+        sizes = [-(-weight.numel() * dtype.itemsize // _ALIGNMENT) for weight, dtype in zip(weights, dtypes)]
+        self._starts = [_ALIGNMENT * sum(sizes[:i]) for i in range(len(sizes) + 1)]
+        self._offsets = to_device_async(torch.tensor(self._starts[:-1]), cuts.layers.device)
 
-    def run(self) -> None:
-        """Write the masked weights by the current cuts."""
+    def run(self, masked: Tensor) -> None:
+        """Write the masked weights of the current cuts to these addresses."""
         cuts, layers = self._cuts, self._cuts.layers
         with launching_on(layers.device):
             _apply[(layers.blocks,)](
-                layers.block_layer, layers.table, cuts.scores, self._weights, self._masked, self._halves,
-                cuts.thresholds, cuts.lasts, BLOCK=BLOCK, MAGNITUDE=cuts.magnitude, **EXACT,
+                layers.block_layer, layers.table, cuts.scores, self._weights, masked, self._halves, self._table,
+                cuts.thresholds, cuts.lasts, BLOCK=BLOCK, MAGNITUDE=cuts.magnitude, SAME=self._same, **EXACT,
+            )  # fmt: skip
+
+    def masked_weights(self) -> list[Tensor]:
+        """The masked weights of the current cuts, as new tensors. Nothing is copied from the host."""
+        memory = torch.empty(self._starts[-1], dtype=torch.uint8, device=self._cuts.layers.device)
+        self.run(self._offsets + memory.data_ptr())
+        return [
+            memory[start : start + shape.numel() * dtype.itemsize].view(dtype).as_strided(shape, stride)
+            for start, (shape, stride, dtype) in zip(self._starts, self._like)
+        ]
+
+
+def prepare(cuts: FindCuts, weights: Sequence[Tensor]) -> ApplyMasks:
+    """The operation for these tensors, in the dtypes of the weights, cached by their addresses."""
+    key = ("masks", id(cuts), *addresses(weights))
+    return cached(key, lambda: ApplyMasks(cuts, weights, [weight.dtype for weight in weights]))
+
+
+class ScoreGradients:
+    """``reference.score_gradient`` for all layers in one launch, times sign(s) where |s| is ranked.
+
+    Gradients come in ``dtypes``; all tensors of a layer have the same memory layout. A layer whose gradient has the
+    address 0 is left out.
+    """
+
+    def __init__(self, cuts: FindCuts, weights: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> None:
+        self._cuts = cuts
+        self._weights = pointers(weights)
+        self._halves = halves(dtypes, cuts.layers.device)
+
+    def run(self, gradients: Tensor, results: Tensor, *, add: bool) -> None:
+        """Compute from the gradients at these addresses; write float32 to the others, or ``add`` to what is there."""
+        layers = self._cuts.layers
+        with launching_on(layers.device):
+            _differentiate[(layers.blocks,)](
+                layers.block_layer, layers.table, self._cuts.scores, self._weights, gradients, results, self._halves,
+                BLOCK=BLOCK, MAGNITUDE=self._cuts.magnitude, ADD=add, **EXACT,
             )  # fmt: skip
 
 
 class UpdateScores:
     """``reference.update_scores`` for all layers in one launch.
 
-    Operations and rounding are those of ``torch.optim.SGD``. Gradients have the dtypes of ``masked``.
+    Operations and rounding are those of ``torch.optim.SGD``. Gradients come in ``dtypes``; all tensors of a layer have
+    the same memory layout. A layer whose gradient has the address 0 is left out.
     """
 
     def __init__(
@@ -43,11 +104,11 @@ class UpdateScores:
         cuts: FindCuts,
         weights: Sequence[Tensor],
         momentum_buffers: Sequence[Tensor],
-        masked: Sequence[Tensor],
+        dtypes: Sequence[torch.dtype],
     ) -> None:
         self._cuts = cuts
         self._weights, self._buffers = pointers(weights), pointers(momentum_buffers)
-        self._halves = halves(masked)
+        self._halves = halves(dtypes, cuts.layers.device)
 
     def run(self, gradients: Tensor, learning_rate: Tensor, momentum: float, weight_decay: float) -> None:
         """Update the scores. ``gradients`` are the addresses of the gradients of the masked weights.
@@ -64,32 +125,64 @@ class UpdateScores:
             )  # fmt: skip
 
 
-def halves(tensors: Sequence[Tensor]) -> Tensor:
-    """int32 flags on the device: 1 for bfloat16 tensors, 0 for float32."""
-    return to_device_async(
-        torch.tensor([tensor.dtype == torch.bfloat16 for tensor in tensors]).int(), tensors[0].device
-    )
+def halves(dtypes: Sequence[torch.dtype], device: torch.device) -> Tensor:
+    """int32 flags on the device: 1 for bfloat16, 0 for float32."""
+    return to_device_async(torch.tensor([dtype == torch.bfloat16 for dtype in dtypes]).int(), device)
 
 
 @triton.jit
 def _apply(
-    block_layer, table, scores, weights, masked, halves, thresholds, lasts,
-    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr,
+    block_layer, table, scores, weights, masked, halves, weight_table, thresholds, lasts,
+    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, SAME: tl.constexpr,
 ):  # fmt: skip
-    """One block of ``reference.apply_mask``."""
+    """One block of ``reference.apply_mask``. SAME: weights have the memory layout of the scores."""
     layer, start, left = locate(block_layer, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
     exists = lane < left
     kept = kept_at(scores, table, layer, start, lane, exists, thresholds, lasts, MAGNITUDE)
-    weight = tl.load(floats(weights, layer) + start + lane, mask=exists, other=0.0)
+    offset = start + lane
+    if not SAME:
+        offset = offset_of(weight_table, layer, index_of(table, layer, start, lane))
+    weight = tl.load(floats(weights, layer) + offset, mask=exists, other=0.0)
     threshold = tl.load(thresholds + layer)
     # A NaN threshold becomes the value of pruned weights, as in the reference.
     result = tl.where(kept, weight, tl.where(threshold == threshold, 0.0, threshold))
     if tl.load(halves + layer) != 0:
         target = tl.load(masked + layer).to(tl.pointer_type(tl.bfloat16))
-        tl.store(target + start + lane, result.to(tl.bfloat16), mask=exists)
+        tl.store(target + offset, result.to(tl.bfloat16), mask=exists)
     else:
-        tl.store(floats(masked, layer) + start + lane, result, mask=exists)
+        tl.store(floats(masked, layer) + offset, result, mask=exists)
+
+
+@triton.jit
+def _gradient(score, weights, gradients, halves, layer, offset, exists, MAGNITUDE: tl.constexpr):
+    """Gradients of the scores at these offsets."""
+    if tl.load(halves + layer) != 0:
+        source = tl.load(gradients + layer).to(tl.pointer_type(tl.bfloat16))
+        gradient = tl.load(source + offset, mask=exists, other=0.0).to(tl.float32)
+    else:
+        gradient = tl.load(floats(gradients, layer) + offset, mask=exists, other=0.0)
+    gradient = gradient * tl.load(floats(weights, layer) + offset, mask=exists, other=0.0)
+    if MAGNITUDE:  # d|s|/ds = sign(s)
+        gradient = gradient * tl.where(score > 0, 1.0, tl.where(score < 0, -1.0, 0.0))
+    return gradient
+
+
+@triton.jit
+def _differentiate(
+    block_layer, table, scores, weights, gradients, results, halves,
+    BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    """One block of ``reference.score_gradient``. ADD: to the numbers that are there."""
+    layer, start, left = locate(block_layer, table, tl.program_id(0), BLOCK)
+    lane = tl.arange(0, BLOCK)
+    exists = lane < tl.where(tl.load(gradients + layer) != 0, left, 0)
+    score = tl.load(floats(scores, layer) + start + lane, mask=exists, other=0.0)
+    result = _gradient(score, weights, gradients, halves, layer, start + lane, exists, MAGNITUDE)
+    target = floats(results, layer) + start + lane
+    if ADD:
+        result = tl.load(target, mask=exists, other=0.0) + result
+    tl.store(target, result, mask=exists)
 
 
 @triton.jit
@@ -101,17 +194,10 @@ def _update(
     """One block of ``reference.update_scores``. DECAYS: weight decay is not 0. MOVES: momentum is not 0."""
     layer, start, left = locate(block_layer, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
-    exists = lane < left
-    if tl.load(halves + layer) != 0:
-        source = tl.load(gradients + layer).to(tl.pointer_type(tl.bfloat16))
-        gradient = tl.load(source + start + lane, mask=exists, other=0.0).to(tl.float32)
-    else:
-        gradient = tl.load(floats(gradients, layer) + start + lane, mask=exists, other=0.0)
+    exists = lane < tl.where(tl.load(gradients + layer) != 0, left, 0)
     at_score = floats(scores, layer) + start + lane
     score = tl.load(at_score, mask=exists, other=0.0)
-    step = gradient * tl.load(floats(weights, layer) + start + lane, mask=exists, other=0.0)
-    if MAGNITUDE:  # d|s|/ds = sign(s)
-        step = step * tl.where(score > 0, 1.0, tl.where(score < 0, -1.0, 0.0))
+    step = _gradient(score, weights, gradients, halves, layer, start + lane, exists, MAGNITUDE)
     if DECAYS:
         step = tl.fma(score, tl.zeros_like(score) + weight_decay, step)
     if MOVES:

@@ -35,8 +35,6 @@ class Session:
         """The model as a training step calls it: it averages gradients over the ranks."""
         self.steppers = prepared.steppers
         self._begin_epoch = prepared.begin_epoch
-        self.constrain = prepared.constrain
-        """Called after each update of the parameters."""
         self.parameters = prepared.parameters
         self.optimizer = torch.optim.SGD(
             self.parameters,
@@ -46,6 +44,7 @@ class Session:
             # One launch where weights are trained. Without it, scores are bit-equal to those of a CPU.
             fused=device.type == "cuda" and recipe.method.trains_weights,
         )
+        self.optimizer.register_step_post_hook(lambda *_: prepared.constrain())
         self.learning_rate = recipe.learning_rate.initial
         self.epoch = 0
         self.step = 0
@@ -70,10 +69,7 @@ class Session:
         """Set the learning rate η of the optimizer."""
         self.learning_rate = rate
         for group in self.optimizer.param_groups:
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+            group["lr"] = rate
 
     def count(self, loss: torch.Tensor, correct: torch.Tensor, examples: int) -> None:
         """Add loss and hits of a batch, or of this rank's part of it, to the sums of the epoch, on the device."""

@@ -55,15 +55,12 @@ def choose_step(session: Session, data: Dataset[Split], execution: Execution) ->
         return EagerStep(session)
     reason = "texts differ in length" if isinstance(data.train, TextSplit) else backend.triton_problem(session.device)
     if reason is None:
-        from iterand.lab.training.fused import CannotFuse, FusedStep
+        from iterand.lab.training.fused import FusedStep
 
         compile = execution.compile
         if compile is None:
             compile = compiling_pays(session.recipe, session.steps_per_epoch * session.recipe.training.epochs)
-        try:
-            return FusedStep(session, compile=compile, graph=execution.graph)
-        except CannotFuse as error:
-            reason = str(error)
+        return FusedStep(session, compile=compile, graph=execution.graph)
     logger.warning("without fused steps, so slower than it could be: %s", reason)
     return EagerStep(session)
 
@@ -95,7 +92,6 @@ class EagerStep:
         loss = training_loss(outputs, batch.labels, session.recipe.training)
         ranks.weighted(loss, len(batch.labels)).backward()  # type: ignore[no-untyped-call]
         session.optimizer.step()
-        session.constrain()
         session.count(loss, count_correct(outputs.detach(), batch.labels), len(batch.labels))
 
     def evaluate(self, split: Split) -> dict[str, float]:
