@@ -231,11 +231,20 @@ def test_scores_are_updated_as_by_sgd_on_the_cpu(kinds, momentum, weight_decay):
         assert torch.equal(score.cpu(), parameter.detach())
 
 
-@pytest.mark.parametrize("same_order", [True, False])
-@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize(("negative", "follow"), [(False, False), (True, True), (False, True)])
-def test_redraw_is_that_of_the_cpu(rate, same_order, negative, follow):
+@pytest.mark.parametrize(
+    ("rate", "same_order", "negative", "follow", "draws"),
+    [
+        (0.3, True, False, False, torch.uint8),
+        (1.0, True, True, True, torch.int16),
+        (0.3, True, False, True, torch.int32),
+        (1.0, False, False, False, torch.int32),
+        (0.3, False, True, True, torch.uint8),
+        (0.0, False, False, True, torch.int16),
+    ],
+)
+def test_redraw_is_that_of_the_cpu(rate, same_order, negative, follow, draws):
     network, coin = Network(), philox.coin_threshold(rate)
+    network.draws = [draw.to(draws) for draw in network.draws]
     if not same_order:
         network.weights[0] = network.weights[0].contiguous()
         assert network.weights[0].stride() != network.scores[0].stride()
@@ -251,7 +260,7 @@ def test_redraw_is_that_of_the_cpu(rate, same_order, negative, follow):
         redrawn = philox.coins(words[1], coin).view(mask.shape) & ~mask & ((scores[i] < 0) | (not negative))
         fresh = network.distributions[i].values(words, network.fans[i]).view(mask.shape)
         assert torch.equal(network.weights[i].cpu(), torch.where(redrawn, fresh, before[i]))
-        assert torch.equal(network.draws[i].cpu(), torch.where(redrawn, numbers[i], 0).int())
+        assert torch.equal(network.draws[i].cpu(), torch.where(redrawn, numbers[i], 0).to(draws))
         turned = redrawn & ((fresh < 0) != (before[i] < 0)) & follow
         assert torch.equal(network.scores[i].cpu(), torch.where(turned, -scores[i], scores[i]))
         changed += int(redrawn.sum())

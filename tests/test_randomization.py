@@ -235,3 +235,22 @@ def test_a_bad_period_is_refused(period):
 def test_a_model_without_masks_is_refused():
     with pytest.raises(ValueError, match="Linear has no masked layer; call prune_ on it first"):
         iterand.IterativeRandomization(nn.Linear(3, 3))
+
+
+def test_draws_take_as_few_bytes_as_their_rounds_allow():
+    """A byte for 255 rounds; more are held in more, and the weights are those of their draws all the same."""
+    model = iterand.prune_(nn.Linear(8, 8), 0.5)
+    (layer,) = iterand.masked_layers(model).values()
+    for rounds, dtype in ((255, torch.uint8), (256, torch.int16)):
+        while layer.parametrization.rounds < rounds:
+            iterand.randomize_(model, 0.3)
+        assert layer.draw.dtype == dtype
+        assert layer.draw.max() > 200
+        assert torch.equal(layer.parametrization.weight(), layer.weight)
+    other = iterand.prune_(nn.Linear(8, 8), 0.5, seed=1)
+    with torch.no_grad():
+        layer.draw[0, 0] = 300  # does not fit the byte of a fresh model
+    other.load_state_dict(model.state_dict())
+    (loaded,) = iterand.masked_layers(other).values()
+    assert torch.equal(loaded.draw.int(), layer.draw.int())
+    assert torch.equal(loaded.parametrization.weight(), layer.parametrization.weight())

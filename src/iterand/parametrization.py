@@ -17,6 +17,9 @@ from iterand import distributions, philox
 from iterand.backend import Cut, RankBy, reference
 from iterand.selection import Ranking, RankingChoice, kept_count
 
+_DRAWS = (torch.uint8, torch.int16, torch.int32)
+"""What draws are held in: the smallest that fits."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -96,7 +99,7 @@ class MaskedParametrization(nn.Module):
             device=weight.device,
         )
         self.score = nn.Parameter(scores.view(weight.shape))
-        self.register_buffer("draw", torch.zeros(weight.shape, dtype=torch.int32, device=weight.device))
+        self.register_buffer("draw", torch.zeros(weight.shape, dtype=_DRAWS[0], device=weight.device))
         kept = kept_count(weight.numel(), settings.sparsity)
         self.register_buffer("kept", torch.tensor(kept, device=weight.device))
 
@@ -169,6 +172,17 @@ class MaskedParametrization(nn.Module):
         """Give scores and draws the memory format of the weights, so that a kernel reads all of them in order."""
         self.score.data = torch.empty_like(weight.detach()).copy_(self.score.detach())
         self.draw = torch.empty_like(weight.detach(), dtype=self.draw.dtype).copy_(self.draw)
+
+    def hold_draws_up_to(self, number: int) -> None:
+        """Widen the integers that hold the draws, if they are too small for this number."""
+        if number > torch.iinfo(self.draw.dtype).max:
+            self.draw = self.draw.to(next(dtype for dtype in _DRAWS if number <= torch.iinfo(dtype).max))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **options: Any) -> None:
+        loaded = state_dict.get(prefix + "draw")
+        if isinstance(loaded, Tensor) and not loaded.is_meta and loaded.numel():
+            self.hold_draws_up_to(int(loaded.max()))
+        super()._load_from_state_dict(state_dict, prefix, *args, **options)
 
     def add_round(self, threshold: int) -> None:
         """Note a round of randomization with this coin."""

@@ -63,6 +63,8 @@ def _randomize_(
     threshold = philox.coin_threshold(check_rate(rate))
     layers = list(require_masked_layers(model).values())
     negative, follow = _check_choices(layers, candidates, redrawn_scores)
+    for layer in layers:
+        layer.parametrization.hold_draws_up_to(layer.parametrization.rounds + 1)
     for group in _ranked_alike(layers):
         if _uses_triton(group):
             cuts = known_cuts() if known_cuts else find_cuts_on_device(group)
@@ -150,6 +152,8 @@ def redraw_on_device_(
     from iterand.backend.triton.layers import bump_version, to_device_async
 
     masks = [layer.parametrization for layer in layers]
+    for mask in masks:
+        mask.hold_draws_up_to(max(torch.iinfo(other.draw.dtype).max for other in masks))
     weights, draws = [layer.weight for layer in layers], [layer.draw for layer in layers]
     device = weights[0].device
     numbers = to_device_async(torch.tensor([mask.rounds + 1 for mask in masks]), device)

@@ -128,6 +128,7 @@ def resume_(model: nn.Module, layers: Mapping[str, TicketLayer], state: Mapping[
         parametrization.history = list(layers[name].header.history.runs)
         draw = torch.zeros(mask.numel(), dtype=torch.int32)
         draw[kept_indices(mask)] = draws[name]
+        parametrization.hold_draws_up_to(int(draw.max()))
         parametrization.draw.copy_(draw.view(mask.shape))
         layer.weight.copy_(parametrization.weight())
     for group in _ranked_together(masked):

@@ -260,7 +260,7 @@ def encode_layers(layers: Mapping[str, MaskedLayer]) -> Encoded:
     """Encode masks and kept weights: the header of each layer, one SHA-256 and one coded stream."""
     masks = [mask.to("cpu") for mask in calculate_masks([layer.parametrization for layer in layers.values()])]
     indices = [draws.kept_indices(mask) for mask in masks]
-    kept_draws = [_take(layer.draw, index) for layer, index in zip(layers.values(), indices)]
+    kept_draws = [_take(layer.draw.int(), index) for layer, index in zip(layers.values(), indices)]
     coins = sum(
         int(np.count_nonzero(draw)) * layer.parametrization.rounds for draw, layer in zip(kept_draws, layers.values())
     )

@@ -117,8 +117,8 @@ def forget() -> None:
 
 
 def addresses(tensors: Sequence[Tensor]) -> list[tuple[Any, ...]]:
-    """Addresses, devices, shapes and strides of tensors, as a cache key."""
-    return [(tensor.data_ptr(), tensor.device, tensor.shape, tensor.stride()) for tensor in tensors]
+    """Addresses, devices, dtypes, shapes and strides of tensors, as a cache key."""
+    return [(tensor.data_ptr(), tensor.device, tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors]
 
 
 # Device side: blocks, indices and offsets.

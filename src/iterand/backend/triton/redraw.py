@@ -58,7 +58,7 @@ Origin = tuple[int, int, int, float]
 class Redraw:
     """``reference.redraw`` for all layers in one launch.
 
-    Weights may have another memory layout than scores and draws.
+    Weights may have another memory layout than scores and draws. All draws have one dtype: uint8, int16 or int32.
     """
 
     def __init__(
@@ -74,6 +74,7 @@ class Redraw:
         self._origins, self._normal = _table(origins, cuts.layers.device), normal
         self._table = Layers(weights).table
         self._same = all(same_order(weight, draw) for weight, draw in zip(weights, draws))
+        (self._bytes,) = {draw.itemsize for draw in draws}
 
     def run(self, numbers: Tensor, threshold: int, *, negative: bool = False, follow: bool = False) -> None:
         """One round by the current cuts: the round number of every layer, and the coin threshold (rate · 2³²).
@@ -86,7 +87,8 @@ class Redraw:
             _redraw[(layers.blocks,)](
                 layers.block_layer, layers.table, cuts.scores, self._weights, self._draws, self._origins, self._normal,
                 self._table, cuts.thresholds, cuts.lasts, numbers, threshold,
-                BLOCK=BLOCK, MAGNITUDE=cuts.magnitude, SAME=self._same, NEGATIVE=negative, FOLLOW=follow, **EXACT,
+                BLOCK=BLOCK, MAGNITUDE=cuts.magnitude, SAME=self._same, NEGATIVE=negative, FOLLOW=follow,
+                DRAW_BYTES=self._bytes, **EXACT,
             )  # fmt: skip
 
 
@@ -121,6 +123,7 @@ def _redraw(
     block_layer, table, scores, weights, draws, origin, normal, weight_table,
     thresholds, lasts, numbers, coin,
     BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, SAME: tl.constexpr, NEGATIVE: tl.constexpr, FOLLOW: tl.constexpr,
+    DRAW_BYTES: tl.constexpr,
 ):  # fmt: skip
     """One block of ``reference.redraw``. SAME: weights have the memory layout of the scores."""
     layer, start, left = locate(block_layer, table, tl.program_id(0), BLOCK)
@@ -141,5 +144,6 @@ def _redraw(
         old = tl.load(floats(weights, layer) + offset, mask=redraw, other=0.0)
         tl.store(score, -tl.load(score, mask=redraw, other=0.0), mask=redraw & ((fresh < 0) != (old < 0)))
     tl.store(floats(weights, layer) + offset, fresh, mask=redraw)
-    draw = tl.load(draws + layer).to(tl.pointer_type(tl.int32))
-    tl.store(draw + start + lane, tl.zeros_like(lane) + number, mask=redraw)
+    kind: tl.constexpr = tl.uint8 if DRAW_BYTES == 1 else tl.int16 if DRAW_BYTES == 2 else tl.int32
+    draw = tl.load(draws + layer).to(tl.pointer_type(kind))
+    tl.store(draw + start + lane, (tl.zeros_like(lane) + number).to(kind), mask=redraw)
