@@ -68,8 +68,8 @@ class GraphCache:
         self._enabled = enabled and device.type == "cuda"
         self._capturing = capturing
         self._graphs: OrderedDict[Hashable, CapturedGraph] = OrderedDict()
-        self._last: Hashable = None
-        self._in_a_row = 0
+        self._rows: dict[Hashable, tuple[Hashable, int]] = {}
+        """For each variant, the key of its last batch and how often that came in a row."""
         self._pool = torch.cuda.graph_pool_handle() if self._enabled else None
 
     @property
@@ -80,7 +80,7 @@ class GraphCache:
     def clear(self) -> None:
         """Drop all graphs, since tensors have moved or settings have changed."""
         self._graphs.clear()
-        self._in_a_row = 0
+        self._rows.clear()
 
     def run(self, variant: Hashable, work: Work, batch: Sequence[Tensor]) -> Tensor:
         """Do the work on a batch. Work of one variant does the same on all batches of a shape."""
@@ -88,9 +88,10 @@ class GraphCache:
             return work(batch)
         key = (variant, *((tensor.shape, tensor.stride(), tensor.dtype) for tensor in batch))
         if key not in self._graphs:
-            self._in_a_row = self._in_a_row + 1 if key == self._last else 1
-            self._last = key
-            if self._in_a_row <= _WARM_UP or not self._capture(key, work, batch):
+            last, count = self._rows.get(variant, (None, 0))
+            count = count + 1 if key == last else 1
+            self._rows[variant] = key, count
+            if count <= _WARM_UP or not self._capture(key, work, batch):
                 return work(batch)
         self._graphs.move_to_end(key)
         return self._graphs[key].replay(batch)
