@@ -109,3 +109,20 @@ def write_imdb_csv(root: Path, train: int = 40, test: int = 20) -> Path:
         rows.writerows((name, label, 5, review) for name, label, review in reviews(part, count))
         (root / "imdb" / f"{part}.csv.gz").write_bytes(gzip.compress(text.getvalue().encode()))
     return root / "imdb"
+
+
+def write_image_folder(root: Path, parts: dict[str, int], classes: tuple[str, ...] = ("blue", "green", "red")) -> Path:
+    """Class folders of small photos, each class in a colour of its own; ``parts`` says how many images a class has.
+
+    The part ``""`` has its class folders in the root.
+    """
+    random = np.random.RandomState(0)
+    for part, count in parts.items():
+        for label, name in enumerate(classes):
+            folder = root / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = random.randint(0, 90, (14 + number, 18, 3)).astype(np.uint8)
+                pixels[:, :, 2 - label % 3] += 150
+                Image.fromarray(pixels).save(folder / f"{number:03}.png")
+    return root

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import re
+import sys
 import unicodedata
 from pathlib import Path
 
@@ -181,8 +182,26 @@ class TestCodeRunsAsPrinted:
         assert names["layer"].header.kept == 6554
         assert (folder / "mine.ticket").stat().st_size < 64 * 256 * 4 / 8
 
-    def test_data_sets(self):
+    def test_data_sets(self, folder, cli, monkeypatch):
+        """With its recipe and network, trained before the blocks are run."""
+        pytest.importorskip("sklearn", reason="the lab is not installed")
+        from made_up_data import write_image_folder
+
+        page = text(DOCS / "guides" / "data.md")
+        write_image_folder(folder / "photos", {"train": 8, "test": 2}, ("daisy", "rose", "tulip"))
+        (recipe,) = re.findall(r"^```toml\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
+        (network,) = (block for block in blocks(page) if "def build" in block)
+        (folder / "flowers.toml").write_text(recipe)
+        (folder / "flower_network.py").write_text(network)
+        small = ["--set", "epochs=2", "--set", "batch_size=6"]
+        for command in re.findall(r"^iterand (?:recipes|train) flowers.toml[^#\n]*", page, flags=re.MULTILINE):
+            code, _, err = cli(*command.split()[1:], *small)
+            assert (code, err) == (0, "")
+        monkeypatch.syspath_prepend(folder)
         names = run("guides/data.md", ["sklearn"])
+        monkeypatch.delitem(sys.modules, "flower_network")
+        assert iterand.read_ticket("runs/flowers/model.ticket").layers
+        assert names["network"](torch.zeros(1, 3, 64, 64)).shape == (1, 3)
         assert len(names["data"].test) == 400
         assert names["batch"].inputs[0].shape[0] == 100
 

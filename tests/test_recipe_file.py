@@ -53,9 +53,13 @@ def test_digest_depends_on_settings_alone(recipe):
 
 
 def test_every_key_stands_in_the_toml():
-    tables = tomllib.loads(recipe_file.to_toml(Recipe()))
-    found = {f"{table}.{key}" for table, part in tables.items() if isinstance(part, dict) for key in part}
-    assert found | {"name", "description", "seed", "scale"} == set(recipe_keys())
+    own = {"data.path", "data.image_size", "data.sha256", "network.arguments", "network.sha256"}
+    yours = recipe_file.override(Recipe(), ["data.name=image_folder", "network.name=timm:resnet18"])
+    for recipe, left_out in ((yours, set()), (Recipe(), own)):
+        tables = tomllib.loads(recipe_file.to_toml(recipe))
+        found = {f"{table}.{key}" for table, part in tables.items() if isinstance(part, dict) for key in part}
+        assert found | {"name", "description", "seed", "scale"} == set(recipe_keys()) - left_out
+        assert recipe_file.from_dict(tables) == recipe_file.from_dict(recipe_file.as_dict(recipe)) == recipe
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,10 @@ part where that is unique:
 iterand train conv6 --set method.rate=0.2 --set epochs=50
 ```
 
-A recipe can extend another:
+A recipe can extend another, of the package by name or in a file by its path:
 
 ```toml
-extends = "resnet18"
+extends = "resnet18"  # or "base.toml", relative to this file
 name = "mine"
 
 [method]
@@ -146,7 +146,7 @@ def _table(section: type, prefix: str) -> str:
 
 
 def _type(annotation: Any) -> str:
-    names = {int: "integer", float: "number", str: "text", bool: "true or false"}
+    names = {int: "integer", float: "number", str: "text", bool: "true or false", recipe.Arguments: "table"}
     if annotation in names:
         return names[annotation]
     return "list of integers" if "tuple" in str(annotation) else "text"  # a Literal

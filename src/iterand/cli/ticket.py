@@ -232,14 +232,16 @@ def _example(ticket: "Ticket", shape: str | None, data_dir: Path | None) -> tupl
             raise ValueError(f"--input-shape is {shape!r}; it must be whole numbers such as 1,3,32,32, all above 0")
         batch, *rest = map(int, parts)
         return (torch.randn(max(batch, 2), *rest, generator=torch.Generator().manual_seed(0)),)
-    from iterand.lab.data import load_data
+    from iterand.lab.data import IMAGE_FOLDER, load_data
     from iterand.lab.training import recipe_file
 
     if ticket.recipe is None or "data" not in ticket.recipe:
         raise ValueError("the ticket does not say which data its network takes; give --input-shape")
-    name = recipe_file.from_dict(ticket.recipe).data.name
+    chosen = recipe_file.from_dict(ticket.recipe).data
+    if chosen.name == IMAGE_FOLDER:
+        return (torch.randn(2, 3, chosen.image_size, chosen.image_size, generator=torch.Generator().manual_seed(0)),)
     try:
-        data = load_data(name, torch.device("cpu"), data_dir)
+        data = load_data(chosen.name, torch.device("cpu"), data_dir)
     except IterandError as error:
         raise type(error)(f"{error}; or give --input-shape, which needs no data") from None
     return next(iter(data.test.batches(torch.arange(2), 2))).inputs

@@ -14,7 +14,9 @@ from iterand.errors import IterandError
 from iterand.lab.report.formatting import size
 
 if TYPE_CHECKING:
+    from iterand.lab.networks.external import UserCode
     from iterand.lab.training.distributed import Ranks
+    from iterand.lab.training.recipe import Recipe
 
 _complete = options.completing(options.recipes)
 
@@ -50,14 +52,13 @@ def train(
 
     On several GPUs or machines: torchrun --nproc-per-node N -m iterand train RECIPE.
     """
-    from iterand.lab.experiments.library import find_recipe
     from iterand.lab.training.environment import choose_device
     from iterand.lab.training.folder import TICKET, RunFolder, default_path
     from iterand.lab.training.run import run
     from iterand.lab.training.steps import Execution
 
     with _join_ranks() as ranks:
-        chosen = find_recipe(recipe, settings or [])
+        chosen, code = _find_recipe(recipe, settings)
         run_folder = RunFolder(folder or default_path(chosen))
         with progress_bar() as progress:
             record = run(
@@ -69,6 +70,7 @@ def train(
                 observer=ProgressObserver(progress, chosen.name) if ranks.first else None,
                 execution=Execution(compile=compile, graph=graph),
                 ranks=ranks,
+                code=code,
             )
     result = record["result"]
     if json:
@@ -83,6 +85,19 @@ def train(
         ticket, dense = result["ticket_bytes"], result["float32_bytes"]
         say(f"ticket         {size(ticket)} beside {size(dense)} as float32: {run_folder.path / TICKET}")
     say(f"run            {run_folder.path}")
+
+
+def _find_recipe(name_or_path: str, settings: list[str] | None) -> tuple["Recipe", "UserCode | None"]:
+    """The recipe with the digests of the user's images and network, and the user's code, if it names some.
+
+    Only here, where the user types the name of the recipe, may code be named; no other command runs it.
+    """
+    from iterand.lab.experiments.library import find_recipe, pin
+    from iterand.lab.networks.external import UserCode, names_code
+
+    recipe = find_recipe(name_or_path, settings or [])
+    code = UserCode(recipe.network.name) if names_code(recipe.network.name) else None
+    return pin(recipe, code), code
 
 
 @contextmanager
@@ -124,16 +139,25 @@ def evaluate(
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Recipe to print in full.", autocompletion=_complete)] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Recipe to print in full, or path of a .toml file.", autocompletion=_complete)
+    ] = None,
     settings: Settings = None,
+    data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """List the recipes, or print one with all its settings."""
+    """List the recipes, or print one with all its settings. Your own images and network are tried, as by train."""
     from iterand.lab.experiments.library import find_recipe, recipe_names
     from iterand.lab.training import recipe_file
+    from iterand.lab.training.network import check_names
 
     if name is not None:
-        recipe = find_recipe(name, settings or [])
+        recipe, code = _find_recipe(name, settings)
+        if check_names(recipe):
+            from iterand.lab.training.run import check_run
+
+            with err.status("checking"):
+                check_run(recipe, data_dir=data_dir, code=code)
         if json:
             print_json(recipe_file.as_dict(recipe))
         else:

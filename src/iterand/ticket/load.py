@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from iterand import distributions, selection
+from iterand.checks import shown
 from iterand.errors import TicketError
 from iterand.parametrization import (
     MaskedLayer,
@@ -45,7 +46,8 @@ def load_ticket(path: str | os.PathLike[str], model: nn.Module | None = None) ->
     Args:
         path: A file that ``save_ticket`` wrote.
         model: A module as it was before ``prune_``. Its tensors are overwritten, and it is returned. Without a model,
-            the network is built from the recipe in the ticket and returned in ``eval()`` mode.
+            the network is built from the recipe in the ticket and returned in ``eval()`` mode. A file never runs code:
+            a network that was made by a function of the user's needs a model.
     """
     ticket = read_ticket(path)
     try:
@@ -92,14 +94,27 @@ def _check_fits(ticket: Ticket, model: nn.Module) -> None:
 
 
 def _build_network(ticket: Ticket) -> nn.Module:
-    """Build the network of the recipe on the meta device."""
+    """Build the network of the recipe, on the meta device if it is of this package; the user's code is not run."""
     from iterand.lab.networks import network_outline  # imported late: needed only without a model
+    from iterand.lab.networks.external import build_timm_of_ticket, is_external, names_code
 
     options = (ticket.recipe or {}).get("network")
     if not isinstance(options, dict) or not isinstance(options.get("name"), str):
         raise TicketError("it has no recipe of a network inside; give load_ticket the model")
+    name = options["name"]
+    if names_code(name):
+        raise TicketError(
+            f"its network is made by code, {shown(name)}, and a file never runs code; in Python, build the model and "
+            "give it to load_ticket"
+        )
     try:
+        if is_external(name):
+            with torch.device("meta"):
+                _check_fits(ticket, build_timm_of_ticket(options))  # before memory is taken
+            return build_timm_of_ticket(options)
         network = network_outline(**cast(Any, options))
+    except TicketError:
+        raise
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise TicketError(f"the network of its recipe cannot be built: {reason}") from None

@@ -8,7 +8,7 @@ import torch
 
 from iterand.checks import unknown
 from iterand.errors import DataError
-from iterand.lab.data import cifar10, digits, imagenet, imdb
+from iterand.lab.data import cifar10, digits, image_folder, imagenet, imdb
 from iterand.lab.data.dataset import (
     AUGMENTATIONS,
     NORMALIZATIONS,
@@ -57,6 +57,19 @@ DATASETS = {
     ),
     "imdb": Entry("IMDB, 50,000 film reviews", imdb.locate, imdb.load, imdb.check),
 }
+"""The data sets that are published."""
+
+IMAGE_FOLDER = "image_folder"
+_ENTRIES = DATASETS | {
+    IMAGE_FOLDER: Entry(
+        "your own images in class folders",
+        image_folder.locate,
+        image_folder.load,
+        image_folder.check,
+        AUGMENTATIONS,
+        NORMALIZATIONS,
+    )
+}
 
 
 def load_data(
@@ -68,23 +81,25 @@ def load_data(
     normalization: str = "default",
     limit: int | None = None,
     workers: int | None = None,
+    image_size: int = 64,
 ) -> Dataset[Split]:
     """Load the data set of this name for this device, with at most ``limit`` examples in each split.
 
     ``workers`` is the number of processes that decode images, or 0 for threads. The default is $ITERAND_WORKERS, else
-    the number of processors if there are enough images.
+    the number of processors if there are enough images. For ``image_folder``, ``data_dir`` is the folder of the images,
+    and ``image_size`` the side to which they are resized.
     """
     entry = find(name)
-    options = Options(augmentation, normalization, limit, workers)
+    options = Options(augmentation, normalization, limit, workers, image_size)
     options.check(name, entry.augmentations, entry.normalizations)
     return entry.load(_located(name, data_folder(data_dir)), device, options)
 
 
 def find(name: str) -> Entry:
     """The entry of this name."""
-    if name not in DATASETS:
-        raise ValueError(unknown("data set", name, DATASETS))
-    return DATASETS[name]
+    if name not in _ENTRIES:
+        raise ValueError(unknown("data set", name, _ENTRIES))
+    return _ENTRIES[name]
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,8 @@ class Normalizer:
 
 AUGMENTATIONS = ("none", "crop", "crop_cutout", "resized_crop")
 NORMALIZATIONS = ("default", *STATISTICS)
+SMALLEST_IMAGE, LARGEST_IMAGE = 8, 1024
+"""Limits of the side to which images are resized."""
 
 
 @dataclass(frozen=True)
@@ -120,18 +122,25 @@ class Options:
     """How training examples are augmented, how inputs are normalized, and how many examples of each split are used.
 
     ``workers`` is the number of processes that decode images: 0 uses threads, None lets the loader choose.
+    ``image_size`` is the side to which the images of ``image_folder`` are resized.
     """
 
     augmentation: str = "none"
     normalization: str = "default"
     limit: int | None = None
     workers: int | None = None
+    image_size: int = 64
 
     def __post_init__(self) -> None:
         if self.limit is not None and (type(self.limit) is not int or self.limit < 1):
             raise ValueError(f"limit is {self.limit!r}; it is how many examples of each part to use, at least 1")
         if self.workers is not None and (type(self.workers) is not int or self.workers < 0):
             raise ValueError(f"workers is {self.workers!r}; it is a number of processes, or 0 for threads")
+        if type(self.image_size) is not int or not SMALLEST_IMAGE <= self.image_size <= LARGEST_IMAGE:
+            raise ValueError(
+                f"image_size is {self.image_size!r}; it is a whole number of pixels from {SMALLEST_IMAGE} to "
+                f"{LARGEST_IMAGE}"
+            )
 
     def check(self, name: str, augmentations: tuple[str, ...], normalizations: tuple[str, ...]) -> None:
         """Refuse an augmentation or normalization that the data set of this name does not have."""

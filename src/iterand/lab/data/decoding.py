@@ -1,4 +1,4 @@
-"""Decoding one image file: a random resized crop for training, the centre crop otherwise."""
+"""Decoding one image file: for ImageNet a random resized crop or the centre crop; else a square of any size."""
 
 import functools
 import io
@@ -92,6 +92,38 @@ def _resized_crop(image: "Image", words: Sequence[int]) -> "Image":
     top, left, height, width, flip = resized_crop(words, image.height, image.width)
     view = image.crop((left, top, left + width, top + height)).resize((SIZE, SIZE), Resampling.BILINEAR)
     return view.transpose(Transpose.FLIP_LEFT_RIGHT) if flip else view
+
+
+def decode_square(content: bytes, size: int) -> Pixels:
+    """Decode a file of any format, mode and orientation: resize the short side to ``size``, cut out the middle square.
+
+    A ValueError says why a file cannot be decoded.
+    """
+    with extra("lab", "decoding images"):
+        import PIL.Image
+        import PIL.ImageOps
+    try:
+        with PIL.Image.open(io.BytesIO(content)) as file:
+            file.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
+            image = _as_rgb(PIL.ImageOps.exif_transpose(file))
+    except PIL.UnidentifiedImageError:
+        raise ValueError("it is no image in a format that Pillow knows") from None
+    except Exception as error:  # a damaged file can raise anything
+        raise ValueError(str(error) or type(error).__name__) from None
+    return np.asarray(PIL.ImageOps.fit(image, (size, size), PIL.Image.Resampling.BILINEAR))
+
+
+def _as_rgb(image: "Image") -> "Image":
+    """Three channels of 8 bits: gray is repeated, transparency is dropped, 16 bits lose the lower 8."""
+    import PIL.Image
+
+    if image.mode.startswith("I"):  # gray with 16 bits
+        image = PIL.Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+    elif image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers, whose range is unknown")
+    elif image.mode == "P":
+        image = image.convert("RGBA")  # a palette may have transparent colours
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 ATTEMPTS = 10

@@ -51,6 +51,7 @@ ARCHIVES = {
 INSTRUCTIONS = {
     "imagenet": "ILSVRC2012 is given to registered users of https://image-net.org only; unpack its images into {folder}"
     "/train/CLASS/ and {folder}/val/CLASS/",
+    "image_folder": "these are your own images; data.path of a recipe says where they are",
     "digits": "it comes with scikit-learn: pip install 'iterand[lab]'",
 }
 

@@ -13,7 +13,8 @@ from iterand.lab.data.decoding import ATTEMPTS, TWO_16, largest_box, stretches
 PADDING = 4
 """Width of the black border around an image before it is cropped."""
 
-_AT_A_TIME = 1024  # images that are augmented together on a GPU, where launching kernels costs more than the kernels
+_AT_A_TIME = 1024 * 32 * 32  # pixels that are augmented together on a GPU, where launching kernels costs the most
+_LARGEST_TABLE = 40  # side of the largest images for which the weights of all boxes are kept
 _ONE = 1 << 22  # the weights of pixels are multiples of 1 / _ONE
 
 
@@ -41,7 +42,7 @@ class ImageSplit:
         order = order.to(self.labels.device)
         words = None if random is None or self._resample is None else words_of(order, random)
         views = None if words is None else self._views(words)
-        together = size * math.ceil(_AT_A_TIME / size) if order.is_cuda else size
+        together = size * math.ceil(_AT_A_TIME / (size * self._side**2)) if order.is_cuda else size
         for start in range(0, len(order), together):
             index = order[start : start + together]
             pixels = self.images[index]
@@ -132,36 +133,51 @@ class Resampler:
     """Crops of square images of ``side`` pixels with a black border of ``padding``, resized to the same side.
 
     A small image has few possible boxes, so a table holds the weights of all: [flip, start, extent, target, source].
+    For larger images, the weights of each box are computed.
     """
 
     def __init__(self, side: int, padding: int, device: torch.device) -> None:
-        weights = box_weights(side, padding)
-        self._table = torch.stack((weights, weights.flip(2))).to(device)
+        self._side, self._padding = side, padding
+        self._table: Tensor | None = None
+        if side <= _LARGEST_TABLE:
+            weights = box_weights(side, padding)
+            self._table = torch.stack((weights, weights.flip(2))).to(device)
 
     def __call__(self, images: Tensor, views: Tensor) -> Tensor:
         """Cut ``views`` out of uint8 images [batch, channel, side, side]; gives integers from 0 to 255 in float32."""
         batch, channels, side, _ = images.shape
         top, left, height, width, flip = views.unbind(1)
-        columns = self._table[flip, left, width - 1]
-        rows = self._table[0, top, height - 1]
+        columns = self._weights(left, width, flip)
+        rows = self._weights(top, height, torch.zeros_like(flip))
         pixels = images.reshape(batch, channels * side, side).double() @ columns.transpose(1, 2)
         pixels = _rounded(pixels).view(batch, channels, side, side).transpose(1, 2)
         pixels = _rounded(rows @ pixels.reshape(batch, side, channels * side))
         pixels = pixels.view(batch, side, channels, side).transpose(1, 2)
         return pixels.to(torch.float32, memory_format=torch.contiguous_format)
 
+    def _weights(self, start: Tensor, extent: Tensor, flip: Tensor) -> Tensor:
+        """The weights of one box per image along one axis, [batch, target, source]."""
+        if self._table is not None:
+            return self._table[flip, start, extent - 1]
+        weights = _bilinear(start.view(-1, 1, 1), extent.view(-1, 1, 1), self._side, self._padding)
+        return torch.where(flip.view(-1, 1, 1) > 0, weights.flip(1), weights)
+
 
 def box_weights(side: int, padding: int) -> Tensor:
-    """The weights of bilinear resizing with antialiasing, for every box: [start, extent - 1, target, source].
+    """The weights of bilinear resizing with antialiasing, for every box: [start, extent - 1, target, source]."""
+    padded = side + 2 * padding
+    start = torch.arange(padded).view(-1, 1, 1, 1)
+    return _bilinear(start, torch.arange(1, padded + 1).view(-1, 1, 1), side, padding)
+
+
+def _bilinear(start: Tensor, extent: Tensor, side: int, padding: int) -> Tensor:
+    """The weights of boxes, [..., target, source]; ``start`` and ``extent`` are [..., 1, 1].
 
     The pixels of the border have weights too, which are left out because these pixels are black. Distances between the
     centres of pixels are in units of 1 / (2 · side), so that they are integers.
     """
-    padded = side + 2 * padding
-    start = torch.arange(padded).view(-1, 1, 1, 1)
-    extent = torch.arange(1, padded + 1).view(-1, 1, 1)
-    target = torch.arange(side).view(-1, 1)
-    source = torch.arange(padded) - start
+    target = torch.arange(side, device=start.device).view(-1, 1)
+    source = torch.arange(side + 2 * padding, device=start.device) - start
     distance = (2 * side * source + side - (2 * target + 1) * extent).abs()
     share = (2 * extent.clamp(min=side) - distance).clamp(min=0) * ((source >= 0) & (source < extent))
     total = share.sum(dim=-1, keepdim=True).clamp(min=1)

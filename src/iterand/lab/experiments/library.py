@@ -14,6 +14,7 @@ of the file. Settings of a recipe that extends it, and those of the user (``--se
 
 import json
 import operator
+import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -22,8 +23,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from iterand.checks import unknown
+from iterand.checks import shown, unknown
 from iterand.errors import RecipeError
+from iterand.lab.data import IMAGE_FOLDER
+from iterand.lab.data.image_folder import fingerprint
+from iterand.lab.networks.external import UserCode, names_file
 from iterand.lab.training import recipe_file
 from iterand.lab.training.recipe import Recipe
 
@@ -39,17 +43,77 @@ def recipe_names() -> list[str]:
 def find_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
     """A recipe of the package by name, or another one by path, with ``key=value`` settings applied.
 
-    The sparsity is read first, since it decides which ``[[when]]`` tables of the package's recipes apply.
+    The sparsity is read first, since it decides which ``[[when]]`` tables of the package's recipes apply. Relative
+    paths in a file are relative to it, those in settings to the working folder; in the recipe they are absolute.
     """
     of_sparsity = [one for one in settings if one.partition("=")[0].strip() in ("sparsity", "method.sparsity")]
     sparsity = _read(name_or_path, of_sparsity, _of_package).method.sparsity
     return _read(name_or_path, settings, lambda name: _of_package(name, sparsity))
 
 
+def pin(recipe: Recipe, code: UserCode | None) -> Recipe:
+    """The recipe with the digests of the user's images and network, so that a run of others is not resumed.
+
+    Digests that the recipe has already, such as that of a run folder, must be the same.
+    """
+    data, network = recipe.data, recipe.network
+    if data.name == IMAGE_FOLDER:
+        if not data.path:
+            raise RecipeError(
+                f"data.name is '{IMAGE_FOLDER}', but data.path is missing; it is the folder of the images"
+            )
+        found = fingerprint(Path(data.path))
+        _check_same("data.sha256", data.sha256, found, f"the images in {data.path}")
+        data = replace(data, sha256=found)
+    if code is not None:
+        found = code.sha256
+        _check_same("network.sha256", network.sha256, found, str(code.file))
+        network = replace(network, sha256=found)
+    return replace(recipe, data=data, network=network)
+
+
+def _check_same(key: str, wanted: str, found: str, what: str) -> None:
+    if wanted not in ("", found):
+        raise RecipeError(f"{key} is {shown(wanted)} in the recipe, but {found!r} now: {what} changed; leave {key} out")
+
+
 def _read(name_or_path: str, settings: Sequence[str], of_package: Callable[[str], Recipe]) -> Recipe:
-    is_path = name_or_path.endswith(".toml") or "/" in name_or_path
-    recipe = recipe_file.read(Path(name_or_path), of_package) if is_path else of_package(name_or_path)
-    return recipe_file.override(recipe, settings)
+    is_path = _is_path(name_or_path)
+    recipe = _read_file(Path(name_or_path), of_package) if is_path else of_package(name_or_path)
+    return _with_absolute_paths(recipe_file.override(recipe, settings), Path.cwd())
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith(".toml") or "/" in name
+
+
+def _read_file(path: Path, of_package: Callable[[str], Recipe], extending: tuple[Path, ...] = ()) -> Recipe:
+    """The recipe in a file; one that it extends is of the package, or a path relative to this file."""
+    here = path.absolute()
+    chain = (*extending, here.resolve())
+    if chain[-1] in extending:
+        names = " → ".join(each.name for each in chain[chain.index(chain[-1]) :])
+        raise RecipeError(f"extends goes in a circle: {names}; one of them must not extend another")
+
+    def find(name: str) -> Recipe:
+        return _read_file(here.parent / name, of_package, chain) if _is_path(name) else of_package(name)
+
+    return _with_absolute_paths(recipe_file.read(path, find), here.parent)
+
+
+def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe with the paths of the user's images and network, if they are relative, taken from this folder."""
+    data, network = recipe.data, recipe.network
+    if data.path:
+        data = replace(data, path=_absolute(data.path, folder))
+    if names_file(network.name):
+        source, _, function = network.name.rpartition(":")
+        network = replace(network, name=f"{_absolute(source, folder)}:{function}")
+    return replace(recipe, data=data, network=network)
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return os.path.normpath(folder / Path(path).expanduser())
 
 
 @cache

@@ -24,7 +24,7 @@ from iterand.lab.networks.resnet import (
     resnet20,
 )
 
-__all__ = ["build_network", "kaiming_uniform_", "network_names", "network_outline", "takes_texts"]
+__all__ = ["build_network", "kaiming_uniform_", "network_names", "network_outline", "require_known", "takes_texts"]
 
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "conv6": conv6,
@@ -61,11 +61,7 @@ def build_network(
     `classes` defaults to the number of the network's data set. `options` go to the network: `vocabulary_size`,
     `forget_bias` and `word_scale` of an LSTM. torch's global generator is not changed.
     """
-    if name not in _BUILDERS:
-        longer = [known for known in _BUILDERS if name and known.startswith(name)]
-        close = longer or difflib.get_close_matches(name, _BUILDERS, n=1)
-        suggestion = f" did you mean {' or '.join(map(repr, close))}?" if close else ""
-        raise ValueError(f"no network is called {shown(name)};{suggestion} the names are {', '.join(_BUILDERS)}")
+    require_known(name)
     if classes is not None and classes < 2:
         raise ValueError(f"classes is {classes}, but a classifier needs at least 2")
     builder = _BUILDERS[name]
@@ -81,6 +77,17 @@ def build_network(
     if isinstance(network, LSTMClassifier):
         network.set_gates_()
     return network
+
+
+def require_known(name: str) -> None:
+    """Refuse a name that is not of a network of the package."""
+    if name not in _BUILDERS:
+        longer = [known for known in _BUILDERS if name and known.startswith(name)]
+        close = longer or difflib.get_close_matches(name, _BUILDERS, n=1)
+        if name.endswith(".py"):
+            close = [f"{name}:FUNCTION"]
+        suggestion = f" did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise ValueError(f"no network is called {shown(name)};{suggestion} the names are {', '.join(_BUILDERS)}")
 
 
 def network_outline(name: str, **options: Any) -> nn.Module:

@@ -1,5 +1,6 @@
 """A recipe: all settings that decide the result of a run, as frozen dataclasses."""
 
+import json
 import math
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_args
@@ -7,8 +8,10 @@ from typing import Any, get_args
 from iterand import distributions, randomization
 from iterand import sparsity as sparsities
 from iterand.backend import RankBy
+from iterand.checks import shown
 from iterand.errors import RecipeError
-from iterand.lab.data import AUGMENTATIONS, NORMALIZATIONS
+from iterand.lab.data import AUGMENTATIONS, IMAGE_FOLDER, LARGEST_IMAGE, NORMALIZATIONS, SMALLEST_IMAGE
+from iterand.lab.networks.external import EXTERNAL_FORMS, is_external
 from iterand.selection import RankingChoice
 
 METHODS = ("sgd", "edge_popup", "iterand", "imp")
@@ -33,12 +36,25 @@ def _choice(default: str, *choices: str) -> Any:
     return field(default=default, metadata={"choices": choices})
 
 
+class Arguments(dict[str, Any]):
+    """A table of plain values; it is never changed, so it can be hashed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(json.dumps(self, sort_keys=True))
+
+
 @dataclass(frozen=True)
 class DataRecipe:
     """The data set, and how it is prepared."""
 
     name: str = "digits"
-    """Data set: digits, cifar10, imagenet or imdb."""
+    """Data set: digits, cifar10, imagenet or imdb; image_folder for your own images."""
+    path: str = ""
+    """Of ``image_folder``: the folder of the images, relative to the recipe's file."""
+    image_size: int = _count(64, SMALLEST_IMAGE, LARGEST_IMAGE)
+    """Of ``image_folder``: the side of the square to which images are resized."""
+    sha256: str = ""
+    """Of ``image_folder``: digest of the names and sizes of all images, which ``iterand train`` fills in."""
     augmentation: str = _choice("none", *AUGMENTATIONS)
     """How training images are augmented."""
     normalization: str = _choice("default", *NORMALIZATIONS)
@@ -48,13 +64,25 @@ class DataRecipe:
     drop_last: bool = True
     """Leave out the last batch of an epoch if it is smaller."""
 
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The keys that are for your own images, if these are others."""
+        return () if self.name == IMAGE_FOLDER else ("path", "image_size", "sha256")
+
+    def __post_init__(self) -> None:
+        for key in self.unused:
+            if getattr(self, key) != getattr(type(self), key):
+                raise RecipeError(
+                    f"data.{key} is for data.name = '{IMAGE_FOLDER}', but data.name is {shown(self.name)}; leave it out"
+                )
+
 
 @dataclass(frozen=True)
 class NetworkRecipe:
     """The network."""
 
     name: str = "digits_conv"
-    """Network of the package."""
+    """Network of the package, or one of yours: ``timm:NAME``, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``."""
     width_factor: float = _number(1.0, 1e-6, 1e12)
     """ρ: multiplies the number of channels."""
     classes: int = _count(0, 0)
@@ -65,6 +93,23 @@ class NetworkRecipe:
     """Of an LSTM: the initial bias of its forget gates, which stays where weights are not trained."""
     word_scale: float = _number(1.0, 1e-6, 1e4)
     """Of an LSTM: the factor by which word embeddings are multiplied."""
+    arguments: Arguments = field(default_factory=Arguments)
+    """Of a network of yours: further arguments by name."""
+    sha256: str = ""
+    """Of a network from a file or module: its digest, which ``iterand train`` fills in."""
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The keys that are for a network of yours, if it is one of the package."""
+        return () if is_external(self.name) else ("arguments", "sha256")
+
+    def __post_init__(self) -> None:
+        for key in self.unused:
+            if getattr(self, key):
+                raise RecipeError(
+                    f"network.{key} is for a network of yours, {EXTERNAL_FORMS}, but network.name is "
+                    f"{shown(self.name)}; leave it out"
+                )
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,15 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from iterand.checks import is_text, shown
 from iterand.errors import RecipeError, extra
+from iterand.lab.networks.external import names_file
 from iterand.lab.training import recipe as schema
-from iterand.lab.training.recipe import Recipe
+from iterand.lab.training.recipe import Arguments, Recipe
 
 _LABELS = ("name", "description")  # without influence on the result
 
@@ -41,7 +42,7 @@ def from_toml(text: str, where: str, find: Callable[[str], Recipe] | None = None
         if find is not None and "extends" in values:
             base = values.pop("extends")
             if not isinstance(base, str):
-                raise RecipeError(f"extends is {base!r}; it must be the name of a recipe")
+                raise RecipeError(f"extends is {base!r}; it must be the name of a recipe or the path of a .toml file")
             values = _merged(as_dict(find(base)), _with_current_keys(values))
         return from_dict(values)
     except RecipeError as error:
@@ -60,16 +61,19 @@ def read(path: Path, find: Callable[[str], Recipe] | None = None) -> Recipe:
 
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:
-    """The whole recipe as nested tables."""
+    """The whole recipe as nested tables, defaults included, without the keys that its data and network do not have."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))  # lists, as in a file, not tuples
+    for name, section in (("data", recipe.data), ("network", recipe.network)):
+        for key in section.unused:
+            del values[name][key]
     return values
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The whole recipe, defaults included."""
+    """The same as TOML."""
     with extra("lab", "writing a recipe as TOML"):
         import tomli_w
-    return tomli_w.dumps(asdict(recipe))
+    return tomli_w.dumps(as_dict(recipe))
 
 
 def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
@@ -90,10 +94,24 @@ def digest(recipe: Recipe) -> str:
 
     Only settings that differ from the defaults are hashed, so a new key does not change the digests of older runs.
     """
-    chosen = {key: value for key, value in _changed(recipe).items() if key not in _LABELS}
+    chosen = {key: value for key, value in _changed(without_places(recipe)).items() if key not in _LABELS}
     if chosen.pop("training.select_epoch", None):
         chosen["training.tested"] = "best"  # its old name and value: recorded runs keep their digests
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def without_places(recipe: Recipe) -> Recipe:
+    """The recipe without the folders of the user's images and network, which say nothing about the result.
+
+    Images and networks are identified by ``data.sha256`` and ``network.sha256``.
+    """
+    data, network = recipe.data, recipe.network
+    if data.path:
+        data = replace(data, path="")
+    if names_file(network.name):
+        source, _, function = network.name.rpartition(":")
+        network = replace(network, name=f"{Path(source).name}:{function}")
+    return replace(recipe, data=data, network=network)
 
 
 def changed(recipe: Recipe) -> dict[str, Any]:
@@ -107,13 +125,14 @@ def changed(recipe: Recipe) -> dict[str, Any]:
 
 
 def _changed(recipe: Recipe) -> dict[str, Any]:
-    settings, defaults = (_flatten(as_dict(from_dict(as_dict(each)))) for each in (recipe, Recipe()))
+    settings = _flatten(as_dict(from_dict(as_dict(recipe))))
+    defaults = _flatten(json.loads(json.dumps(asdict(Recipe()))))
     return {key: value for key, value in settings.items() if value != defaults[key]}
 
 
 def difference(old: Recipe, new: Recipe) -> list[str]:
     """A sentence for each setting that differs."""
-    before, after = _flatten(asdict(old)), _flatten(asdict(new))
+    before, after = (_flatten(asdict(without_places(each))) for each in (old, new))
     text = functools.partial(json.dumps, ensure_ascii=False)
     return [
         f"{key} is {text(after[key])} here and {text(before[key])} there"
@@ -184,6 +203,8 @@ def _checked(key: str, entry: Any, value: Any) -> Any:
         if not all(low <= item <= high for item in value):
             raise RecipeError(f"{key} is {shown(value)}; each must be at least {low} and at most {high}")
         return tuple(value)
+    if kind is Arguments:
+        return _checked_arguments(key, value)
     if type(value) is not kind:
         words = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
         raise RecipeError(f"{key} is {shown(value)}; it must be {words[kind]}")
@@ -198,6 +219,29 @@ def _checked(key: str, entry: Any, value: Any) -> Any:
         text = shown(given if kind is float and math.isinf(value) else value)
         raise RecipeError(f"{key} is {text}; it must be at least {least} and at most {most}")
     return value
+
+
+def _checked_arguments(key: str, value: Any) -> Arguments:
+    """A table of texts, numbers, true or false, and lists of these."""
+    if not isinstance(value, Mapping):
+        raise RecipeError(f"{key} is {shown(value)}; it must be a table, such as {{width = 16}}")
+    for name, argument in value.items():
+        items = argument if isinstance(argument, (list, tuple)) else [argument]
+        if not isinstance(name, str) or not name.isidentifier():
+            raise RecipeError(f"{key} has the key {shown(name)}; keys are names of arguments in Python")
+        if not all(map(_plain, items)):
+            raise RecipeError(
+                f"{key}.{name} is {shown(argument)}; it must be a text, a number, true or false, or a list of these"
+            )
+    return Arguments({name: list(each) if isinstance(each, tuple) else each for name, each in value.items()})
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if type(value) is int:
+        return abs(value) < 1 << 63
+    return isinstance(value, bool) or (isinstance(value, str) and is_text(value))
 
 
 _BARE_POINT = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")  # .5 and 1. are no numbers in TOML

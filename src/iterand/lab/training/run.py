@@ -11,15 +11,16 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from iterand.errors import CheckpointError
-from iterand.lab.data import Dataset, Split, load_data
+from iterand.errors import CheckpointError, DataError
+from iterand.lab.data import IMAGE_FOLDER, Dataset, Split, load_data
+from iterand.lab.networks.external import UserCode
 from iterand.lab.training import environment, recipe_file
 from iterand.lab.training.distributed import ALONE, Ranks
 from iterand.lab.training.environment import StopRequest, stop_request
 from iterand.lab.training.folder import RECORD_FORMAT, TICKET, FollowerFolder, RunFolder, read_checkpoint
 from iterand.lab.training.loop import NullObserver, Observer, check_norm_statistics, steps_per_epoch, train
 from iterand.lab.training.methods import pruned_count
-from iterand.lab.training.network import build_for_data, network_options
+from iterand.lab.training.network import build_for_data, ticket_options
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.session import Session, selected_epoch
 from iterand.lab.training.steps import Execution, choose_step, evaluate
@@ -44,10 +45,12 @@ def run(
     execution: Execution | None = None,
     ranks: Ranks = ALONE,
     request: StopRequest | None = None,
+    code: UserCode | None = None,
 ) -> dict[str, Any]:
     """Train by a recipe and return the record of the run; a run that was interrupted resumes, a complete one is read.
 
     ``request`` lets the caller stop the run; without it, Ctrl-C and SIGTERM do. Either way a checkpoint is saved first.
+    ``code`` is the user's code, if ``network.name`` names some.
     """
     execution = execution or Execution()
     folder = folder if ranks.first else FollowerFolder(folder.path)
@@ -55,6 +58,7 @@ def run(
         environment.compute_settings(recipe.training.threads),
         nullcontext(request) if request else stop_request() as stop,
         folder.opened(recipe, fresh=fresh),
+        code.explained() if code else nullcontext(),
         exhaustion_explained(_LESS_MEMORY),
     ):
         record = ranks.from_first(folder.record())
@@ -62,7 +66,7 @@ def run(
             return record
 
         data = _load_data(recipe, device, data_dir)
-        session = build_session(recipe, data, device, ranks)  # network, masks, optimizer, steppers
+        session = build_session(recipe, data, device, ranks, code)  # network, masks, optimizer, steppers
         check_norm_statistics(session)
         checkpoint = ranks.checkpoint_from_first(folder.last_checkpoint())
         if checkpoint is not None:
@@ -94,6 +98,13 @@ def run(
         return cast(dict[str, Any], ranks.from_first(record))
 
 
+def check_run(recipe: Recipe, *, data_dir: Path | None = None, code: UserCode | None = None) -> None:
+    """Load the data and build the network on the CPU, as a run does before its first step; raises what it raises."""
+    cpu = torch.device("cpu")
+    with code.explained() if code else nullcontext(), exhaustion_explained(_LESS_MEMORY):
+        check_norm_statistics(build_session(recipe, _load_data(recipe, cpu, data_dir), cpu, code=code))
+
+
 def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = None) -> dict[str, Any]:
     """Test a ticket, or the last checkpoint of a run folder (its best epoch so far, if the recipe selects that)."""
     if path.is_dir():
@@ -116,20 +127,25 @@ def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = No
     return {"path": str(path), "examples": len(data.test)} | {f"test_{name}": value for name, value in measured.items()}
 
 
-def build_session(recipe: Recipe, data: Dataset[Split], device: torch.device, ranks: Ranks = ALONE) -> Session:
+def build_session(
+    recipe: Recipe, data: Dataset[Split], device: torch.device, ranks: Ranks = ALONE, code: UserCode | None = None
+) -> Session:
     """A run before its first step: the network of the recipe, built for the data and prepared for the method."""
-    network = build_for_data(recipe, data, device, ranks.count)
+    network = build_for_data(recipe, data, device, ranks.count, code)
     return Session(recipe, network, steps_per_epoch(recipe, data), device, ranks)
 
 
 def _load_data(recipe: Recipe, device: torch.device, data_dir: Path | None) -> Dataset[Split]:
+    if recipe.data.name == IMAGE_FOLDER and not recipe.data.path and data_dir is None:
+        raise DataError("a ticket does not say where the images are; give their folder with --data-dir")
     return load_data(
         recipe.data.name,
         device,
-        data_dir,
+        Path(recipe.data.path) if recipe.data.path else data_dir,
         augmentation=recipe.data.augmentation,
         normalization=recipe.data.normalization,
         limit=recipe.data.limit or None,
+        image_size=recipe.data.image_size,
     )
 
 
@@ -154,7 +170,8 @@ def _result(session: Session, test: dict[str, float]) -> dict[str, Any]:
 
 def _save_ticket(session: Session, data: Dataset[Split], result: dict[str, Any], path: Path) -> int:
     """Save the network as a ticket; returns its size in bytes."""
-    settings = recipe_file.changed(session.recipe) | {"network": network_options(session.recipe, data)}
+    portable = recipe_file.without_places(session.recipe)
+    settings = recipe_file.changed(portable) | {"network": ticket_options(portable, data)}
     metrics = {name: round(result[name], 4) for name in _IN_TICKETS if name in result}
     save_ticket(session.model, path, recipe=settings, metrics=metrics)
     return path.stat().st_size

@@ -1,7 +1,6 @@
 """The state of a run: model, optimizer, steppers, metrics, and the best epoch so far; save it and restore it."""
 
 import math
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -107,7 +106,7 @@ class Session:
         if self.device.type == "cuda":
             tensors["random.cuda"] = torch.cuda.get_rng_state(self.device)
         state = {
-            "recipe": asdict(self.recipe),
+            "recipe": recipe_file.as_dict(self.recipe),
             "epoch": self.epoch,
             "step": self.step,
             "seen": self.seen,
