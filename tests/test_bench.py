@@ -17,6 +17,7 @@ CPU = torch.device("cpu")
 TINY = ["--network", "digits", "--batch-size", "16", "--size", "1000", "--examples", "48", "--repeats", "2"]
 SPREADS = {
     "step": ["milliseconds", "ratio_to_dense"],
+    "loop": ["milliseconds", "ratio_to_dense"],
     "select": ["milliseconds", "nanoseconds_a_weight"],
     "randomize": ["milliseconds", "host_milliseconds", "nanoseconds_a_weight"],
     "augment": ["epoch_milliseconds", "images_a_second"],

@@ -22,13 +22,16 @@ def bench(
     network: Annotated[
         list[str] | None,
         typer.Option(
-            help="Recipe whose network is measured, such as conv6; repeatable.",
+            help="Recipe whose network is measured, such as conv6; for loop also timm:NAME and bert; repeatable.",
             autocompletion=options.completing(options.recipes),
         ),
     ] = None,
     execution: Annotated[
         list[str] | None,
-        typer.Option(help="For step: eager, or on a GPU 'graph', 'compiled graph' and others; repeatable."),
+        typer.Option(
+            help="For step: eager, or on a GPU 'graph', 'compiled graph' and others; for loop: eager, compiled or "
+            "make_step; repeatable."
+        ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples per step (128).")] = None,
     precision: Annotated[

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from iterand.checks import unknown
-from iterand.lab.benchmarks import epoch, operations, step, ticket
+from iterand.lab.benchmarks import epoch, loop, operations, step, ticket
 from iterand.lab.benchmarks.operations import CUT_KNOWN
 from iterand.lab.benchmarks.table import Notify, Options, Table
 from iterand.lab.training.environment import describe
@@ -22,6 +22,7 @@ Benchmark = Callable[[Options, Notify], Table]
 
 BENCHMARKS: dict[str, Benchmark] = {
     "step": step.measure,
+    "loop": loop.measure,
     "select": operations.measure_select,
     "randomize": operations.measure_randomize,
     "augment": epoch.measure_augment,
@@ -88,6 +89,13 @@ TARGETS = (
     *_masked("resnet18", 1.03),
     *_masked("resnet50", 1.03),
     *_masked("conv6", 1.10, "eager", None),
+    *(
+        Target("loop", {"network": network, "execution": "make_step", "method": "masked"}, "ratio_to_dense", 1.05)
+        for network in ("timm:resnet18", "timm:resnet50", "timm:vit_tiny_patch16_224", "bert")
+    ),
+    Target("loop", {"network": "resnet18", "execution": "make_step", "method": "masked"}, "memory_ratio", 1.05),
+    Target("loop", {"network": "resnet18", "execution": "eager", "method": "masked"}, "ratio_to_dense", 1.3),
+    Target("loop", {"execution": "eager", "method": "masked"}, "ratio_to_dense", 1.15, None),
     Target("step", {"network": "resnet18", "execution": _EXECUTION, "method": "sgd"}, "milliseconds", 2.39, "H200"),
     # What a randomization adds to training: it shares its cut with the next step.
     Target("randomize", {"network": "resnet18", "what": CUT_KNOWN}, "milliseconds", 0.1, "H200"),

@@ -1,6 +1,5 @@
 """Time and memory of a step in a user's own loop: eager, compiled and ``make_step``, dense and masked."""
 
-import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from iterand import IterativeRandomization, make_step, prune_, scores
-from iterand.errors import MissingExtraError
+from iterand.errors import extra
 from iterand.lab.benchmarks.table import Notify, Options, Row, Table, attempt
 from iterand.lab.benchmarks.timing import forget, spread, subject, take_turns, wait
+from iterand.lab.networks.external import TIMM, build_timm
+from iterand.randomization import Stepper
 
 _SPARSITY = 0.6
 _PERIOD = 300
@@ -29,7 +30,7 @@ class Model:
     """A model that is measured, and a batch of its inputs and targets."""
 
     build: Callable[[], nn.Module]
-    batch: Callable[[int, torch.Generator], tuple[Any, Tensor]]
+    batch: Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
     batch_size: int
 
 
@@ -38,10 +39,10 @@ def measure(options: Options, notify: Notify) -> Table:
     table = Table(
         "loop",
         [
-            "A training step in a user's own loop on random inputs: AdamW for transformers, SGD with momentum otherwise; "
-            "bfloat16 and channels last on a GPU.",
-            f"Masked: p = {_SPARSITY}, signed constants, a round of randomization every {_PERIOD} steps. All take turns; "
-            "ratios are taken within a turn.",
+            "A training step in a user's own loop on random inputs; AdamW for transformers, otherwise SGD with "
+            "momentum; on a GPU bfloat16 and channels last.",
+            f"Masked: p = {_SPARSITY}, signed constants, a round of randomization every {_PERIOD} steps. All take "
+            "turns, and ratios are taken within a turn.",
         ],
     )
     default = ("resnet18", "timm:resnet18", "timm:resnet50", "timm:vit_tiny_patch16_224", "bert")
@@ -58,8 +59,8 @@ def find_model(name: str, options: Options) -> Model:
     """The model of a name: a recipe's network, ``timm:NAME`` or ``bert``."""
     if name == "bert":
         return Model(_bert, _tokens, options.batch_size or 32)
-    if name.startswith("timm:"):
-        return Model(lambda: _timm(name.removeprefix("timm:")), _images(3, 224, 1000), options.batch_size or 64)
+    if name.startswith(TIMM):
+        return Model(lambda: build_timm(name, 1000, 3, {}), _images(3, 224, 1000), options.batch_size or 64)
     chosen = subject(name)
     return Model(chosen.network, _images(chosen.channels, chosen.side, chosen.classes), options.batch)
 
@@ -89,7 +90,7 @@ def _measure(name: str, executions: tuple[str, ...], options: Options, notify: N
             row["memory_ratio"] = peak / before if peak else None
         if eager is not None and method == "masked":
             row["speedup_over_eager"] = spread([a / b for a, b in zip(eager, mine)])
-    del loops
+    loops.clear()
     forget(device)
     return list(rows.values())
 
@@ -121,11 +122,11 @@ class Loop:
         generator = torch.Generator(device).manual_seed(0)
         batches = [chosen.batch(chosen.batch_size, generator) for _ in range(_BATCHES)]
         half = device.type == "cuda"
-        if half and isinstance(batches[0][0], Tensor) and batches[0][0].dim() == 4:
+        if half and batches[0][0].dim() == 4:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             batches = [(inputs.to(memory_format=torch.channels_last), targets) for inputs, targets in batches]
         self._batches = itertools.cycle(batches)
-        self._steppers = []
+        self._steppers: list[Stepper] = []
         if method == "masked":
             prune_(model, _SPARSITY, weights="signed_constant")
             self._steppers.append(IterativeRandomization(model, _PERIOD))
@@ -137,22 +138,21 @@ class Loop:
         self._precision = torch.bfloat16 if half else None
         self._device = device
         if execution == "make_step":
-            self._step = make_step(
+            self._step: Callable[..., object] = make_step(
                 model, self._optimizer, F.cross_entropy, steppers=self._steppers, precision=self._precision
             )
         else:
-            self._model = torch.compile(model) if execution == "compiled" else model
-            self._step = self._by_hand  # type: ignore[assignment]
+            self._model: Callable[..., Tensor] = torch.compile(model) if execution == "compiled" else model
+            self._step = self._by_hand
 
     def run(self) -> None:
         """One step."""
         self._step(*next(self._batches))
 
-    def _by_hand(self, inputs: Any, targets: Tensor) -> None:
+    def _by_hand(self, inputs: Tensor, targets: Tensor) -> None:
         self._optimizer.zero_grad()
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision is not None):
-            outputs = self._model(**inputs) if isinstance(inputs, dict) else self._model(inputs)
-            loss = F.cross_entropy(outputs, targets)
+            loss = F.cross_entropy(self._model(inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         for stepper in self._steppers:
@@ -163,21 +163,12 @@ def _is_transformer(model: nn.Module) -> bool:
     return any("attention" in type(module).__name__.lower() for module in model.modules())
 
 
-def _images(channels: int, side: int, classes: int) -> Callable[[int, torch.Generator], tuple[Any, Tensor]]:
-    def batch(size: int, generator: torch.Generator) -> tuple[Any, Tensor]:
+def _images(channels: int, side: int, classes: int) -> Callable[[int, torch.Generator], tuple[Tensor, Tensor]]:
+    def batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         images = torch.randn(size, channels, side, side, device=generator.device, generator=generator)
         return images, torch.randint(classes, (size,), device=generator.device, generator=generator)
 
     return batch
-
-
-def _timm(name: str) -> nn.Module:
-    try:
-        import timm
-    except ImportError:
-        raise MissingExtraError(f"timm:{name}", "timm", "timm") from None
-    model: nn.Module = timm.create_model(name)
-    return model
 
 
 _WORDS, _LENGTH, _CLASSES = 30_522, 128, 2
@@ -185,17 +176,15 @@ _WORDS, _LENGTH, _CLASSES = 30_522, 128, 2
 
 def _bert() -> nn.Module:
     """BERT-base with a classifier, from its configuration."""
-    try:
+    with extra("transformers", "the network bert"):
         from transformers import BertConfig, BertForSequenceClassification
-    except ImportError:
-        raise MissingExtraError("bert", "transformers", "transformers") from None
 
     class Logits(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             # Without dropout, so that all executions compute the same.
-            config = BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=_CLASSES)
-            self.bert = BertForSequenceClassification(config)
+            settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_labels": _CLASSES}
+            self.bert: Any = BertForSequenceClassification(BertConfig(**settings))  # type: ignore[no-untyped-call]
 
         def forward(self, tokens: Tensor) -> Tensor:
             logits: Tensor = self.bert(input_ids=tokens).logits
@@ -204,6 +193,6 @@ def _bert() -> nn.Module:
     return Logits()
 
 
-def _tokens(size: int, generator: torch.Generator) -> tuple[Any, Tensor]:
+def _tokens(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     tokens = torch.randint(_WORDS, (size, _LENGTH), device=generator.device, generator=generator)
     return tokens, torch.randint(_CLASSES, (size,), device=generator.device, generator=generator)
