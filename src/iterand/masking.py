@@ -75,8 +75,8 @@ def prune_(
     """Fill a model with random weights and mask them by trainable scores (Algorithm 1, line 1), in place.
 
     Weights of linear, convolution, embedding, recurrent and attention layers are masked; afterwards only the scores,
-    and what was left alone, take gradients. An ``UnmaskedWarning`` names what was left alone unasked. A
-    model that is refused is left as it was.
+    and what was left alone, take gradients. An ``UnmaskedWarning`` names what was left alone unasked. An embedding's
+    padding row stays zero. A model that is refused is left as it was.
 
     Args:
         model: Any module.
@@ -240,7 +240,10 @@ def _plan(model: nn.Module, sparsity: float | Mapping[str, float], options: _Opt
         tensors.append((group, settings, by_layer if name in alone else together))
     refuse_empty(tensors, together)
     surgery.check_classes([root, *(owner.module for group in chosen.values() for owner in group)])
-    masks = [MaskedParametrization(group[0].parameter, settings, rank) for group, settings, rank in tensors]
+    masks = [
+        MaskedParametrization(group[0].parameter, settings, rank, padding=_padding(group))
+        for group, settings, rank in tensors
+    ]
     rankings: list[Ranking[MaskedParametrization]] = []
     for rank in (by_layer, together):
         rank.members = [mask for mask in masks if mask.ranking is rank]
@@ -305,6 +308,12 @@ def left_alone(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def _fan_in(owner: Owner) -> int:
     return _SHIFT_FAN_IN if owner.kind == "shift" else distributions.fan_in(owner.module, owner.parameter)
+
+
+def _padding(group: Iterable[Owner]) -> int | None:
+    """The padding row of an embedding, which stays zero."""
+    embeddings = [owner.module for owner in group if isinstance(owner.module, (nn.Embedding, nn.EmbeddingBag))]
+    return next((one.padding_idx for one in embeddings if one.padding_idx is not None), None)
 
 
 def scores(model: nn.Module) -> list[nn.Parameter]:

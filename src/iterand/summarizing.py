@@ -115,7 +115,8 @@ class Summary:
 def summary(model: nn.Module) -> Summary:
     """Summarize the masked layers of a model."""
     layers = list(require_masked_layers(model).values())
-    masks = calculate_masks([layer.parametrization for layer in layers])
+    states = [layer.parametrization for layer in layers]
+    masks = [state.clear_padding_(mask) for state, mask in zip(states, calculate_masks(states))]
     rounds = max(layer.parametrization.rounds for layer in layers)
     summaries = tuple(_summarize(layer, mask) for layer, mask in zip(layers, masks))
     return Summary(summaries, rounds, tuple(_unmasked(unwrap(model), layers)))
