@@ -14,7 +14,7 @@ import iterand
 from iterand.cli import ticket as commands
 from iterand.errors import TicketError
 from iterand.lab.networks import build_network
-from ticket_models import searched
+from ticket_models import mixed, searched
 
 NETWORK = {"name": "digits_conv", "width_factor": 0.5}
 app = typer.Typer()
@@ -42,6 +42,24 @@ def test_info_shows_layers_and_what_they_cost(file):
     assert "signed_constant, seed 0" in text
     assert "times as much" in text
     assert "97.5" in text
+
+
+def test_info_shows_what_is_not_masked(cli, tmp_path):
+    iterand.save_ticket(mixed(), tmp_path / "mixed.ticket")
+    _, text, _ = cli("ticket", "info", "mixed.ticket")
+    row = next(line for line in text.splitlines() if "not masked" in line)
+    assert row.split(maxsplit=3)[2:] == [
+        "20",
+        "stored in full: free.weight (4×4), free.bias (4); 78.9 % of the numbers in matrices are masked",
+    ]
+    facts = json.loads(said("ticket", "info", tmp_path / "mixed.ticket", "--json"))
+    assert facts["unmasked"] == {"free.weight": [4, 4], "free.bias": [4]}
+    assert facts["masked_share"] == pytest.approx(60 / 76)
+
+
+def test_info_has_no_such_line_where_all_is_masked(file):
+    assert "not masked" not in said("ticket", "info", file)
+    assert json.loads(said("ticket", "info", file, "--json"))["unmasked"] == {}
 
 
 @pytest.fixture

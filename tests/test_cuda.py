@@ -165,6 +165,22 @@ def test_a_sequence_of_randomizations(example, options):
 
 
 @RANKINGS
+@pytest.mark.parametrize("candidates", ["pruned", "negative"])
+def test_a_padding_row_stays_zero(options, candidates):
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Embedding(30, 12, padding_idx=4), nn.Linear(12, 12))
+
+    gpu = iterand.prune_(build().cuda(), 0.6, **options)
+    cpu = iterand.prune_(build(), 0.6, **options)
+    for _ in range(3):
+        for model in (gpu, cpu):
+            iterand.randomize_(model, 0.5, candidates=candidates, redrawn_scores="follow")
+            assert not model[0].weight[4].any()
+        assert_same_state(gpu, cpu)
+    assert parse(ticket_bytes(gpu)).header.weights_sha256 == parse(ticket_bytes(cpu)).header.weights_sha256
+
+
+@RANKINGS
 def test_a_state_that_moves(example, options):
     cpu = iterand.prune_(example.build(), 0.6, **options)
     gpu = copy.deepcopy(cpu).cuda()

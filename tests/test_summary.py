@@ -52,6 +52,35 @@ def test_it_reads_as_a_table_and_as_json():
     assert json.loads(json.dumps(summary.to_dict()))["kept"] == 37
 
 
+def test_what_is_not_masked_is_counted():
+    model = nn.ModuleDict({"linear": nn.Linear(10, 10), "norm": nn.LayerNorm(10), "table": nn.ParameterList()})
+    model["table"].append(nn.Parameter(torch.ones(5, 10)))
+    model["head"] = nn.Linear(10, 5)
+    with pytest.warns(iterand.UnmaskedWarning):
+        iterand.prune_(model, 0.5, exclude="head")
+    summary = iterand.summary(model)
+    assert [(one.name, one.shape, one.frozen) for one in summary.unmasked] == [
+        ("linear.bias", (10,), True),
+        ("norm.weight", (10,), True),
+        ("norm.bias", (10,), True),
+        ("table.0", (5, 10), False),
+        ("head.weight", (5, 10), False),
+        ("head.bias", (5,), False),
+    ]
+    assert (summary.left_alone, summary.masked_share) == (105, 0.5)
+    assert str(summary).splitlines()[-1] == (
+        "neither masked nor frozen: 105 parameters in table.0 (5×10), head.weight (5×10), head.bias (5); "
+        "50.0 % of the parameters in matrices are masked"
+    )
+    assert json.loads(json.dumps(summary.to_dict()))["left_alone"] == 105
+
+
+def test_layer_scales_are_named():
+    model = nn.Sequential(nn.Linear(10, 10), nn.ParameterDict({"gamma": nn.Parameter(torch.full((10,), 1e-6))}))
+    lines = str(iterand.summary(iterand.prune_(model, 0.5))).splitlines()
+    assert lines[-1] == "layer scales, frozen at one: 10 parameters in 1.gamma (10)"
+
+
 def test_global_ranking_is_summarized_as_it_is():
     model = pruned(ranking="global")
     summary = iterand.summary(model)

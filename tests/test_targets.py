@@ -45,7 +45,8 @@ class Bare(nn.Module):
 
 
 def test_bare_parameters_are_left_alone_unless_named():
-    model = iterand.prune_(Bare(), 0.5)
+    with pytest.warns(iterand.UnmaskedWarning):
+        model = iterand.prune_(Bare(), 0.5)
     assert list(iterand.masked_layers(model)) == ["linear.weight"]
     assert model.scale.item() == 2.0
     assert model.token.requires_grad
@@ -80,7 +81,8 @@ def test_patterns_may_come_from_a_generator():
 
 
 def test_an_override_adds_a_bare_parameter():
-    model = iterand.prune_(Bare(), 0.5, overrides={"token": 0.25})
+    with pytest.warns(iterand.UnmaskedWarning, match=r"193 parameters in table\.0 \(8×8\)"):
+        model = iterand.prune_(Bare(), 0.5, overrides={"token": 0.25})
     masked = iterand.masked_layers(model)
     assert {name: int(tensor.mask.sum()) for name, tensor in masked.items()} == {"token": 6, "linear.weight": 32}
 
@@ -94,13 +96,99 @@ def test_own_parameters_of_a_subclass_are_bare():
         def forward(self, inputs: Tensor) -> Tensor:
             return super().forward(inputs) * self.gain
 
-    model = iterand.prune_(nn.Sequential(Gained()), 0.5)
+    with pytest.warns(iterand.UnmaskedWarning, match=r"8 parameters in 0\.gain \(8\)"):
+        model = iterand.prune_(nn.Sequential(Gained()), 0.5)
     assert list(iterand.masked_layers(model)) == ["0.weight"]
     assert model[0].gain.tolist() == [3.0] * 8
     assert list(iterand.masked_layers(iterand.prune_(nn.Sequential(Gained()), 0.5, include="*"))) == [
         "0.weight",
         "0.gain",
     ]
+
+
+# --- What is left alone is said -------------------------------------------------------------------------------------
+
+
+def test_a_warning_names_what_is_neither_masked_nor_frozen():
+    with pytest.warns(iterand.UnmaskedWarning) as caught:
+        iterand.prune_(Bare(), 0.5)
+    (warning,) = caught
+    assert str(warning.message) == (
+        "Bare has 201 parameters in table.0 (8×8), table.1 (8×8), named.out (8×8), token (8), scale (1) that are "
+        "neither masked nor frozen: they keep their values and stay trainable (25.0 % of the parameters in matrices "
+        "are masked); mask them too with include='*' or overrides=, or name them in exclude="
+    )
+    assert warning.filename == __file__
+
+
+def test_the_largest_are_named_and_the_others_counted():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ParameterList([nn.Parameter(torch.ones(n)) for n in range(1, 8)]))
+    with pytest.warns(iterand.UnmaskedWarning, match=r"28 parameters in 1\.6 \(7\), .* 1\.2 \(3\), 2 more that are"):
+        iterand.prune_(model, 0.5)
+
+
+def test_strict_refuses_what_would_be_left_alone():
+    model = Bare()
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=r"strict is True, but Bare has 201 .*; mask them too with include='\*' or"):
+        iterand.prune_(model, 0.5, strict=True)
+    assert snapshot(model) == before
+    iterand.prune_(model, 0.5, strict=True, include="*")
+    assert all(parameter.requires_grad for parameter in iterand.scores(model))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"include": "linear"},
+        {"exclude": ["scale", "token", "table*", "named*"]},
+        {"exclude": ["scale", "token", "table*"], "overrides": {"named*": 0.5}},
+        {"include": "*"},
+    ],
+    ids=str,
+)
+def test_what_was_asked_for_needs_no_warning(options):
+    iterand.prune_(Bare(), 0.5, strict=True, **options)
+
+
+def test_biases_and_norms_that_are_kept_need_no_warning():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.LayerNorm(4))
+    iterand.prune_(model, 0.5, strict=True, biases="keep", norms="keep", exclude="2.weight")
+    assert len(list(model.parameters())) == 9  # eight and a score
+
+
+def test_a_bias_that_has_a_second_name_is_not_left_alone():
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.ones(4))
+            self.linear = nn.Linear(4, 4)
+            self.linear.bias = self.bias
+
+    model = iterand.prune_(Named(), 0.5, strict=True)
+    assert not model.bias.any()
+    assert iterand.summary(model).left_alone == 0
+
+
+def test_frozen_parameters_are_not_called_trainable():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ParameterList([nn.Parameter(torch.ones(3, 3), requires_grad=False)]))
+    with pytest.warns(iterand.UnmaskedWarning, match=r"1\.0 \(3×3\) .*: they keep their values \(64\.0 % of"):
+        iterand.prune_(model, 0.5)
+
+
+def test_a_ticket_warns_of_what_it_stores_in_full(tmp_path):
+    with pytest.warns(iterand.UnmaskedWarning):
+        model = iterand.prune_(Bare(), 0.5)
+    with pytest.warns(
+        iterand.UnmaskedWarning, match=r"a\.ticket stores 201 parameters in table\.0 .* in full"
+    ) as caught:
+        iterand.save_ticket(model, tmp_path / "a.ticket")
+    assert caught[0].filename == __file__
+    plain = iterand.load_ticket(tmp_path / "a.ticket", Bare())
+    assert torch.equal(plain(INPUTS), model(INPUTS))
+    iterand.save_ticket(iterand.prune_(Bare(), 0.5, include="linear"), tmp_path / "b.ticket")
+    folded = iterand.prune_(iterand.fold_(model), 0.5, include="linear")
+    iterand.save_ticket(folded, tmp_path / "c.ticket")
 
 
 # --- Patterns -------------------------------------------------------------------------------------------------------

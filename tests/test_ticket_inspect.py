@@ -33,6 +33,15 @@ def test_a_cost_adds_up(tmp_path):
     assert layer.bits == pytest.approx(entropy(18, 18) + entropy(*counts))
 
 
+def test_what_is_stored_in_full_is_listed(tmp_path):
+    iterand.save_ticket(mixed(), tmp_path / "a.ticket")
+    stored, share = inspect.unmasked(iterand.read_ticket(tmp_path / "a.ticket"))
+    assert stored == {"free.weight": (4, 4), "free.bias": (4,)}  # no statistics, whole numbers or constants
+    assert share == (36 + 24) / (36 + 24 + 16)
+    iterand.save_ticket(searched(torch.nn.Linear(6, 6)), tmp_path / "b.ticket")
+    assert inspect.unmasked(iterand.read_ticket(tmp_path / "b.ticket")) == ({}, 1.0)
+
+
 def test_signs_do_not_tell_what_was_redrawn(tmp_path):
     iterand.save_ticket(searched(torch.nn.Linear(60, 60), weights="signed_constant"), tmp_path / "a.ticket")
     (layer,) = inspect.cost(iterand.read_ticket(tmp_path / "a.ticket")).layers

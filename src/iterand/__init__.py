@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from iterand.errors import IterandError, TicketError
+from iterand.errors import IterandError, TicketError, UnmaskedWarning
 
 if TYPE_CHECKING:
     from iterand.distributions import Distribution, distribution_names, register_distribution
@@ -26,6 +26,7 @@ __all__ = [
     "Summary",
     "Ticket",
     "TicketError",
+    "UnmaskedWarning",
     "calculate_mask",
     "distribution_names",
     "fold_",

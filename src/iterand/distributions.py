@@ -150,11 +150,30 @@ def fan_in(module: nn.Module, tensor: Tensor) -> int:
     """Number of weights per output: c_fanin of Section 5.
 
     The weight of a transposed convolution has shape (in, out / groups, ...), and it sums over its input channels. The
-    fan-in of an embedding is its dimension, as in torch; that of a vector is its length.
+    weight of Hugging Face's ``Conv1D`` has shape (in, out). Its experts are stacks of matrices (expert, out, in), or
+    (expert, in, out) where ``is_transposed``. The fan-in of an embedding is its dimension, as in torch; that of a
+    vector is its length.
     """
+    if is_conv1d(module) and tensor.dim() == 2:
+        return tensor.shape[0]
+    transposed = getattr(module, "is_transposed", None)
+    if isinstance(transposed, bool) and tensor.dim() == 3:
+        return tensor.shape[1 if transposed else 2]
     if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
         return tensor.shape[0] // module.groups * math.prod(tensor.shape[2:])
     return shape_fan_in(tensor.shape)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether a module is Hugging Face's ``Conv1D``: the linear layer of GPT-2, with a weight of shape (in, out).
+
+    It is known by its name and by ``nf``, the number of its outputs, since transformers need not be installed. Where
+    the class is defined says nothing: it has moved, and code that goes back to GPT-2 has copies of it.
+    """
+    if not any(kind.__name__ == "Conv1D" for kind in type(module).__mro__):
+        return False
+    weight, outputs = getattr(module, "weight", None), getattr(module, "nf", None)
+    return isinstance(weight, Tensor) and weight.dim() == 2 and weight.shape[1] == outputs
 
 
 def shape_fan_in(shape: Sequence[int]) -> int:

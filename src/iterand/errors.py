@@ -1,4 +1,4 @@
-"""Exceptions for problems outside the caller's control: files, data, memory, missing packages."""
+"""Exceptions for problems outside the caller's control: files, data, memory, missing packages; and a warning."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +24,10 @@ class CheckpointError(IterandError):
 
 class TicketError(IterandError):
     """A ticket that cannot be read, or does not fit the model."""
+
+
+class UnmaskedWarning(UserWarning):
+    """Parameters of a model are neither masked nor frozen, and nobody asked for that."""
 
 
 class NotEnoughMemoryError(IterandError):

@@ -1,18 +1,23 @@
 """Attach masks to any model (``prune_``), and fold them back into an ordinary module (``fold_``)."""
 
 import copy
+import logging
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from iterand import distributions, philox, surgery
+from iterand import distributions, freezing, maskable, philox, surgery
 from iterand.backend import RankBy
 from iterand.backend.reference import match_layout
 from iterand.checks import check_fraction
 from iterand.distributions import WeightDistribution
+from iterand.errors import UnmaskedWarning
+from iterand.maskable import Owner, list_tensors
 from iterand.parametrization import (
     MaskedLayer,
     MaskedParametrization,
@@ -32,7 +37,8 @@ from iterand.sparsity import (
     refuse_empty,
     set_sparsity_,
 )
-from iterand.surgery import Owner
+
+logger = logging.getLogger("iterand")
 
 Model = TypeVar("Model", bound=nn.Module)
 _Value = TypeVar("_Value")
@@ -41,6 +47,8 @@ Preset = Literal["paper", "recommended"]
 Norms = Literal["fixed", "shifted", "keep"]
 Biases = Literal["zero", "keep"]
 
+_AFFINE = ("norm", "shift", "scale")
+_LEFT_ALONE = "_iterand_left_alone"  # attribute of a masked model
 _SHIFT_FAN_IN = 8
 """The fan-in from which shifts of normalized activations are drawn: with SC they are ±0.5 standard deviations."""
 
@@ -62,11 +70,13 @@ def prune_(
     overrides: Mapping[str, float | str] | None = None,
     biases: Biases = "zero",
     norms: Norms | None = None,
+    strict: bool = False,
 ) -> Model:
     """Fill a model with random weights and mask them by trainable scores (Algorithm 1, line 1), in place.
 
     Weights of linear, convolution, embedding, recurrent and attention layers are masked; afterwards only the scores,
-    and what was left alone, take gradients. A model that is refused is left as it was.
+    and what was left alone, take gradients. An ``UnmaskedWarning`` names what was left alone unasked. An embedding's
+    padding row stays zero. A model that is refused is left as it was.
 
     Args:
         model: Any module.
@@ -92,14 +102,15 @@ def prune_(
         biases: ``"zero"``: those of masked layers are set to zero and frozen; ``"keep"``: left as they are.
         norms: ``"fixed"``: batch norm made non-affine, the affine part of other norms frozen at one and zero;
             ``"shifted"``: the same, but what a norm adds is random and masked like a weight, so convert norms to
-            ``SyncBatchNorm`` first; ``"keep"``: left as they are.
+            ``SyncBatchNorm`` first; ``"keep"``: left as they are. Layer scales are frozen at one with the norms.
+        strict: Refuse a model of which parameters would be left alone unasked, instead of warning.
     """
     if preset not in get_args(Preset):
         raise ValueError(f"preset is {preset!r}; it must be one of {', '.join(get_args(Preset))}")
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {model!r}; it must be a torch.nn.Module")
     recommended = preset == "recommended"
-    with_norms = recommended and not isinstance(sparsity, Mapping) and surgery.has_shifts(unwrap(model))
+    with_norms = recommended and not isinstance(sparsity, Mapping) and maskable.has_shifts(unwrap(model))
     if weights is None:
         weights = "signed_constant" if recommended else "kaiming_uniform"
     if ranking is None:
@@ -120,7 +131,13 @@ def prune_(
         biases=biases,
         norms=norms,
     )
-    _apply(_plan(model, sparsity, options))
+    plan = _plan(model, sparsity, options)
+    unmasked = _describe_left_alone(plan) if plan.left_alone else None
+    if unmasked and strict:
+        raise ValueError(f"strict is True, but {unmasked}")
+    _apply(plan)
+    if unmasked:
+        warnings.warn(unmasked, UnmaskedWarning, stacklevel=2)
     return model
 
 
@@ -168,6 +185,9 @@ class _Plan:
     rankings: list[Ranking[MaskedParametrization]]
     zeroed_biases: list[Owner]
     frozen_norms: list[Owner]
+    """The affine part of norms, and layer scales."""
+    left_alone: list[Owner]
+    """Bare parameters that no argument names: neither masked nor frozen."""
 
 
 def _plan(model: nn.Module, sparsity: float | Mapping[str, float], options: _Options) -> _Plan:
@@ -192,10 +212,10 @@ def _plan(model: nn.Module, sparsity: float | Mapping[str, float], options: _Opt
         raise ValueError(
             f"floor is {options.floor!r}, which only counts with ranking='global'; set that, or leave floor out"
         )
-    if options.norms == "shifted" and not surgery.has_shifts(root):
+    if options.norms == "shifted" and not maskable.has_shifts(root):
         raise ValueError(f"norms is 'shifted', but {type(root).__name__} has no norm that adds anything; leave it out")
     usual = ("weight", "shift") if options.norms == "shifted" else ("weight",)
-    chosen = surgery.choose(root, options.include, options.exclude, list(options.overrides), usual)
+    chosen = maskable.choose(root, options.include, options.exclude, list(options.overrides), usual)
     alone = own_sparsities(chosen, options.overrides, "overrides")
     free = [name for name in chosen if name not in alone]
     if isinstance(sparsity, Mapping):
@@ -220,16 +240,20 @@ def _plan(model: nn.Module, sparsity: float | Mapping[str, float], options: _Opt
         tensors.append((group, settings, by_layer if name in alone else together))
     refuse_empty(tensors, together)
     surgery.check_classes([root, *(owner.module for group in chosen.values() for owner in group)])
-    masks = [MaskedParametrization(group[0].parameter, settings, rank) for group, settings, rank in tensors]
+    masks = [
+        MaskedParametrization(group[0].parameter, settings, rank, padding=_padding(group))
+        for group, settings, rank in tensors
+    ]
     rankings: list[Ranking[MaskedParametrization]] = []
     for rank in (by_layer, together):
         rank.members = [mask for mask in masks if mask.ranking is rank]
         rankings += [rank] if rank.members else []
     modules = {id(owner.module) for group in chosen.values() for owner in group}
     parameters = {id(owner.parameter) for group in chosen.values() for owner in group}
-    others = [owner for owner in surgery.owners(root) if not any(map(owner.matches, options.exclude))]
+    everything = maskable.owners(root)
+    others = [owner for owner in everything if not any(map(owner.matches, options.exclude))]
     biases = [owner for owner in others if owner.kind == "bias" and id(owner.module) in modules]
-    norms = [owner for owner in others if owner.kind in ("norm", "shift") and id(owner.parameter) not in parameters]
+    norms = [owner for owner in others if owner.kind in _AFFINE and id(owner.parameter) not in parameters]
     return _Plan(
         root=root,
         groups=list(chosen.values()),
@@ -238,6 +262,7 @@ def _plan(model: nn.Module, sparsity: float | Mapping[str, float], options: _Opt
         rankings=rankings,
         zeroed_biases=biases if options.biases == "zero" else [],
         frozen_norms=norms if options.norms != "keep" else [],
+        left_alone=[] if options.include is not None else maskable.left_over(everything, options.exclude, parameters),
     )
 
 
@@ -250,12 +275,45 @@ def _apply(plan: _Plan) -> None:
     if any(isinstance(ranking, GlobalRanking) for ranking in plan.rankings):
         set_sparsity_(plan.root, 1.0)
     surgery.cache_cuts_(plan.root, plan.rankings)
-    surgery.freeze_biases_(plan.zeroed_biases)
-    surgery.freeze_norms_(plan.frozen_norms)
+    freezing.freeze_biases_(plan.zeroed_biases)
+    freezing.freeze_norms_(plan.frozen_norms)
+    if plan.left_alone:
+        setattr(plan.root, _LEFT_ALONE, _shapes(plan.left_alone))
+    scales = [owner for owner in plan.frozen_norms if owner.kind == "scale"]
+    if scales:
+        logger.info("layer scales are set to one and frozen: %s", list_tensors(_shapes(scales)))
+
+
+def _describe_left_alone(plan: _Plan) -> str:
+    matrices = sum(one.numel() for one in plan.root.parameters() if not is_lazy(one) and one.dim() > 1)
+    masked = sum(mask.score.numel() for mask in plan.masks if mask.score.dim() > 1)
+    trained = any(owner.parameter.requires_grad for owner in plan.left_alone)
+    effect = "they keep their values" + " and stay trainable" * trained
+    return (
+        f"{type(plan.root).__name__} has {list_tensors(_shapes(plan.left_alone))} that are neither masked nor frozen: "
+        f"{effect} ({100 * masked / max(matrices, 1):.1f} % of the parameters in matrices are masked); mask them too "
+        "with include='*' or overrides=, or name them in exclude="
+    )
+
+
+def _shapes(owners: Iterable[Owner]) -> dict[str, tuple[int, ...]]:
+    return {owner.name: tuple(owner.parameter.shape) for owner in owners}
+
+
+def left_alone(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The names and shapes of the parameters that ``prune_`` left alone unasked."""
+    shapes: dict[str, tuple[int, ...]] = getattr(unwrap(model), _LEFT_ALONE, {})
+    return shapes
 
 
 def _fan_in(owner: Owner) -> int:
     return _SHIFT_FAN_IN if owner.kind == "shift" else distributions.fan_in(owner.module, owner.parameter)
+
+
+def _padding(group: Iterable[Owner]) -> int | None:
+    """The padding row of an embedding, which stays zero."""
+    embeddings = [owner.module for owner in group if isinstance(owner.module, (nn.Embedding, nn.EmbeddingBag))]
+    return next((one.padding_idx for one in embeddings if one.padding_idx is not None), None)
 
 
 def scores(model: nn.Module) -> list[nn.Parameter]:
@@ -275,7 +333,9 @@ def fold_(model: Model) -> Model:
     masks = calculate_masks([layer.parametrization for layer in layers])
     folded = [match_layout(torch.where(mask, layer.weight, 0.0), layer.weight) for layer, mask in zip(layers, masks)]
     _replace(root, layers, folded)
-    surgery.thaw_(root)
+    freezing.thaw_(root)
+    if hasattr(root, _LEFT_ALONE):
+        delattr(root, _LEFT_ALONE)
     return model
 
 

@@ -79,8 +79,17 @@ class MaskedParametrization(nn.Module):
     draw: Tensor
     kept: Tensor
     _holder: nn.Module
+    padding: int | None = None
+    """The row of an embedding that stands for padding: its weights are zero, whatever is drawn."""
 
-    def __init__(self, weight: Tensor, settings: Settings, ranking: "Ranking[MaskedParametrization]") -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        settings: Settings,
+        ranking: "Ranking[MaskedParametrization]",
+        *,
+        padding: int | None = None,
+    ) -> None:
         super().__init__()
         self.settings = settings
         self.ranking = ranking
@@ -88,6 +97,7 @@ class MaskedParametrization(nn.Module):
         """Whether the tensor took gradients before it was masked, and will again."""
         self.given: Tensor | None = None
         """θ ⊙ m as computed elsewhere, during a training step of `iterand.engine`."""
+        self.padding = padding
         self.history: list[tuple[int, int]] = []
         """Randomization so far, run-length coded: (coin threshold of a round, how many rounds in a row had it)."""
         scores = distributions.sample(
@@ -199,7 +209,18 @@ class MaskedParametrization(nn.Module):
         for part in philox.chunks(draw.numel(), draw.device):
             words = philox.philox(philox.indices(part, draw.device), draw[part], self.key)
             values[part] = self.distribution.values(words, self.settings.fan_in)
-        return values.view(self.draw.shape)
+        return self.clear_padding_(values.view(self.draw.shape))
+
+    @property
+    def padding_size(self) -> int:
+        """How many weights the padding row has."""
+        return 0 if self.padding is None else self.draw[self.padding].numel()
+
+    def clear_padding_(self, tensor: Tensor) -> Tensor:
+        """Set the padding row of weights or of a mask to zero, in place; gives the tensor."""
+        if self.padding is not None:
+            tensor[self.padding] = 0
+        return tensor
 
     def get_extra_state(self) -> Tensor:
         """Settings and history as JSON in bytes: a tensor, so that any safe format can hold it."""

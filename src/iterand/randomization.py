@@ -117,7 +117,7 @@ def _redraw_layer_(layer: MaskedLayer, mask: Tensor, threshold: int, negative: b
     if follow:
         layer.score.copy_(score.view(layer.score.shape))
     layer.draw.copy_(draw.view(layer.draw.shape))
-    layer.weight.copy_(weight.view(layer.weight.shape))
+    layer.weight.copy_(state.clear_padding_(weight.view(layer.weight.shape)))
 
 
 def _uses_triton(layers: Sequence[MaskedLayer]) -> bool:
@@ -159,6 +159,8 @@ def redraw_on_device_(
     numbers = to_device_async(torch.tensor([mask.rounds + 1 for mask in masks]), device)
     operation = redraw.prepare(cuts, weights, draws, [mask.origin for mask in masks], normal_levels(device))
     operation.run(numbers, threshold, negative=negative, follow=follow)
+    for mask, weight in zip(masks, weights):
+        mask.clear_padding_(weight)
     bump_version((*weights, *draws, *(layer.score for layer in layers if follow)))
 
 

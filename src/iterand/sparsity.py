@@ -8,8 +8,9 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import nn
 
-from iterand import surgery
+from iterand import maskable
 from iterand.checks import check_int
+from iterand.maskable import Owner
 from iterand.parametrization import (
     MaskedParametrization,
     Settings,
@@ -18,7 +19,6 @@ from iterand.parametrization import (
     require_whole_rankings,
 )
 from iterand.selection import GlobalRanking, Ranking, check_sparsity, kept_count
-from iterand.surgery import Owner
 
 Allocation = Literal["uniform", "erk"]
 Schedule = Literal["constant", "linear", "cubic"]
@@ -185,7 +185,7 @@ def mapped_sparsities(chosen: Mapping[str, list[Owner]], sparsity: Mapping[str, 
         if name not in own:
             raise ValueError(f"the sparsity map says nothing of {name!r}; add it, or '*' for the rest, or exclude it")
     for pattern in sparsity:
-        surgery.matching(pattern, [owner for group in chosen.values() for owner in group], "sparsity")
+        maskable.matching(pattern, [owner for group in chosen.values() for owner in group], "sparsity")
     return own
 
 

@@ -1,7 +1,7 @@
-"""Summary of a masked model: kept and redrawn weights and entropy in bits, per layer."""
+"""Summary of a masked model: kept and redrawn weights and entropy in bits, per layer; and what is not masked."""
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from iterand.parametrization import MaskedLayer, calculate_masks, require_masked_layers
+from iterand.freezing import is_frozen
+from iterand.maskable import is_layer_scale, list_tensors
+from iterand.parametrization import MaskedLayer, calculate_masks, require_masked_layers, unwrap
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,25 @@ class LayerSummary:
 
 
 @dataclass(frozen=True)
+class UnmaskedParameter:
+    """A parameter without a mask."""
+
+    name: str
+    shape: tuple[int, ...]
+    frozen: bool
+    """Whether ``prune_`` froze it: a bias, a norm or a layer scale. The others are left alone."""
+    layer_scale: bool
+
+
+@dataclass(frozen=True)
 class Summary:
-    """Summary of all masked tensors of a model. ``print`` shows a table."""
+    """Summary of all masked tensors of a model, and of its other parameters. ``print`` shows a table."""
 
     layers: tuple[LayerSummary, ...]
     rounds: int
     """R: number of randomization rounds so far."""
+    unmasked: tuple[UnmaskedParameter, ...] = ()
+    """The parameters without a mask."""
 
     @property
     def total(self) -> int:
@@ -49,9 +64,22 @@ class Summary:
         """Entropy of all layers."""
         return sum(layer.bits for layer in self.layers)
 
+    @property
+    def left_alone(self) -> int:
+        """Number of parameters that are neither masked nor frozen."""
+        return sum(math.prod(one.shape) for one in self.unmasked if not one.frozen)
+
+    @property
+    def masked_share(self) -> float:
+        """The share of the parameters in matrices (of two axes or more) that are masked."""
+        masked = sum(layer.total for layer in self.layers if len(layer.shape) > 1)
+        others = sum(math.prod(one.shape) for one in self.unmasked if len(one.shape) > 1)
+        return masked / max(masked + others, 1)
+
     def to_dict(self) -> dict[str, Any]:
         """The summary as a JSON-serializable dict."""
-        return asdict(self) | {"total": self.total, "kept": self.kept, "bits": self.bits}
+        totals = {"total": self.total, "kept": self.kept, "bits": self.bits}
+        return asdict(self) | totals | {"left_alone": self.left_alone, "masked_share": self.masked_share}
 
     def __str__(self) -> str:
         whole = LayerSummary("all", (), self.total, self.kept, sum(one.redrawn for one in self.layers), self.bits)
@@ -71,15 +99,42 @@ class Summary:
         lines = ["  ".join(_pad(cell, width, i) for i, (cell, width) in enumerate(zip(row, widths))) for row in rows]
         rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'} of randomization"
         ending = f"{rounds}; {self.bits / 8e3:,.1f} kB, {self.total / 250:,.1f} kB as float32"
-        return "\n".join([*lines[:-1], "-" * len(lines[0]), lines[-1], ending])
+        return "\n".join([*lines[:-1], "-" * len(lines[0]), lines[-1], ending, *self._notes()])
+
+    def _notes(self) -> list[str]:
+        """What a reader would not expect of the other parameters."""
+        scales = {one.name: one.shape for one in self.unmasked if one.frozen and one.layer_scale}
+        free = {one.name: one.shape for one in self.unmasked if not one.frozen}
+        notes = [f"layer scales, frozen at one: {list_tensors(scales)}"] if scales else []
+        if free:
+            share = f"{100 * self.masked_share:.1f} % of the parameters in matrices are masked"
+            notes.append(f"neither masked nor frozen: {list_tensors(free)}; {share}")
+        return notes
 
 
 def summary(model: nn.Module) -> Summary:
     """Summarize the masked layers of a model."""
     layers = list(require_masked_layers(model).values())
-    masks = calculate_masks([layer.parametrization for layer in layers])
+    states = [layer.parametrization for layer in layers]
+    masks = [state.clear_padding_(mask) for state, mask in zip(states, calculate_masks(states))]
     rounds = max(layer.parametrization.rounds for layer in layers)
-    return Summary(tuple(_summarize(layer, mask) for layer, mask in zip(layers, masks)), rounds)
+    summaries = tuple(_summarize(layer, mask) for layer, mask in zip(layers, masks))
+    return Summary(summaries, rounds, tuple(_unmasked(unwrap(model), layers)))
+
+
+def _unmasked(root: nn.Module, layers: list[MaskedLayer]) -> list[UnmaskedParameter]:
+    """The parameters of a model that are not masked. A tied one has its first name, and is frozen if any is."""
+    masked = {id(parameter) for layer in layers for parameter in (layer.weight, layer.score)}
+    found: dict[int, UnmaskedParameter] = {}
+    for path, module in root.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in masked:
+                name = f"{path}.{attribute}" if path else attribute
+                first = found.get(id(parameter), UnmaskedParameter(name, tuple(parameter.shape), False, False))
+                if is_frozen(module, attribute):
+                    first = replace(first, frozen=True, layer_scale=is_layer_scale(path, module, attribute))
+                found[id(parameter)] = first
+    return list(found.values())
 
 
 def _summarize(layer: MaskedLayer, mask: Tensor) -> LayerSummary:

@@ -1,5 +1,6 @@
 """``iterand ticket`` and ``iterand export``: show a ticket, verify it, write its network for other programs."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
@@ -45,18 +46,20 @@ def info(
 ) -> None:
     """Show the layers of a ticket and its size in bytes."""
     from iterand.ticket import read_ticket
-    from iterand.ticket.inspect import cost
+    from iterand.ticket.inspect import cost, unmasked
 
     ticket = read_ticket(file)
     costs = cost(ticket)
+    stored, share = unmasked(ticket)
     if json:
         sizes = asdict(costs)
         layers = sizes.pop("layers")
-        print_json({"path": str(file), **_described(ticket), "layers": layers, "bytes": sizes})
+        others = {"unmasked": stored, "masked_share": share}
+        print_json({"path": str(file), **_described(ticket), "layers": layers, **others, "bytes": sizes})
         return
     _print_layers(costs, wide)
     say("")
-    out.print(_whole_table(ticket, costs))
+    out.print(_whole_table(ticket, costs, stored, share))
 
 
 @app.command()
@@ -158,7 +161,9 @@ def _shortened(names: Sequence[str], width: int) -> list[str]:
     return max(map(cut, from_the_middle), key=lambda shortened: len(set(shortened)))
 
 
-def _whole_table(ticket: "Ticket", costs: "Cost") -> Table:
+def _whole_table(ticket: "Ticket", costs: "Cost", stored: dict[str, tuple[int, ...]], share: float) -> Table:
+    from iterand.maskable import name_tensors
+
     weights, kept = sum(layer.weights for layer in costs.layers), sum(layer.kept for layer in costs.layers)
     settings = ticket.header.layers[0].settings
     parts = f"{size(costs.stream)} weights, {size(costs.other_tensors)} other tensors, {size(costs.header)} header"
@@ -171,6 +176,10 @@ def _whole_table(ticket: "Ticket", costs: "Cost") -> Table:
     table.add_row("ticket", size(costs.file), f"{8 * costs.file / weights:.3f} bits per weight: {parts}")
     table.add_row("as float32", size(costs.float32), f"{costs.float32 / costs.file:.1f} times as much")
     table.add_row("entropy bound", size(round(costs.bound)), f"{100 * (1 - costs.bound / costs.file):.1f} % less")
+    if stored:
+        names = name_tensors({printable(name): shape for name, shape in stored.items()})
+        what = f"stored in full: {names}; {100 * share:.1f} % of the numbers in matrices are masked"
+        table.add_row("not masked", f"{sum(map(math.prod, stored.values())):,}", escape(what))
     for name, value in (ticket.metrics or {}).items():
         table.add_row(escape(printable(name)), escape(printable(str(value))), "")
     return table

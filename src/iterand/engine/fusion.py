@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from iterand.engine.convolution import narrow_
 from iterand.engine.normalization import FusedNorm, can_fuse
 from iterand.engine.pooling import FusedPool, is_two_by_two
-from iterand.surgery import is_frozen
+from iterand.freezing import is_frozen
 
 
 def fuse_(network: nn.Module, residual: type[nn.Module] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Size of a ticket by part, compared with float32 and with the entropy bound."""
+"""Size of a ticket by part, compared with float32 and with the entropy bound; and the tensors without a mask."""
 
 import math
 from dataclasses import dataclass
@@ -44,6 +44,26 @@ class Cost:
     """All tensors in float32, as in a saved state dict."""
     bound: float
     """Lower bound: entropy of masks and kept weights, plus the other tensors as stored."""
+
+
+_REAL = ("F64", "F32", "F16", "BF16")
+# Statistics of norms, which are no parameters. They are in every ticket of a network with batch norms.
+_STATISTICS = ("running_mean", "running_var")
+
+
+def unmasked(ticket: Ticket) -> tuple[dict[str, tuple[int, ...]], float]:
+    """The shapes of the tensors that are stored in full, and the share of matrices that is masked.
+
+    Statistics of norms, integers and constants such as frozen biases are left out. The share is that of the elements
+    of tensors with two axes or more.
+    """
+    header = ticket.header
+    real = {name: one.shape for name, one in header.tensors.items() if one.dtype in _REAL}
+    stored = {name: shape for name, shape in real.items() if name.rpartition(".")[2] not in _STATISTICS}
+    constant = [one.shape for one in header.filled.values() if one.dtype in _REAL]
+    masked = sum(layer.size for layer in header.layers if len(layer.shape) > 1)
+    others = sum(math.prod(shape) for shape in [*stored.values(), *constant] if len(shape) > 1)
+    return stored, masked / max(masked + others, 1)
 
 
 def cost(ticket: Ticket) -> Cost:

@@ -179,7 +179,8 @@ def _check_counts(
     masked: Mapping[str, MaskedLayer], layers: Mapping[str, TicketLayer], masks: Mapping[str, Tensor]
 ) -> None:
     """Refuse a model that keeps more weights than the ticket: pruned weights would come back."""
-    kept = {name: int(mask.sum()) for name, mask in masks.items()}
+    # A ticket prunes the padding row of an embedding, of which the model keeps as much as its scores say.
+    kept = {name: int(mask.sum()) + masked[name].parametrization.padding_size for name, mask in masks.items()}
     for group in _ranked_together(masked):
         ours = [masked[name].parametrization for name in group]
         size, sparsity = sum(mask.score.numel() for mask in ours), ours[0].settings.sparsity
@@ -227,11 +228,13 @@ def _find_draws(layer: TicketLayer, mask: Tensor) -> Tensor:
 def _rank_kept_first_(group: list[tuple[MaskedParametrization, Tensor]]) -> None:
     """Permute the scores of layers that are ranked together, so that kept weights have the highest.
 
-    A ticket contains no scores. The initial scores keep their relative order among kept and among pruned weights.
+    A ticket contains no scores. The initial scores keep their relative order among kept and among pruned weights. Those
+    of a padding row come next to the kept ones, since the row is zero whether it is kept or not.
     """
     ranked = torch.cat([mask.ranked().reshape(-1).to("cpu") for mask, _ in group])
     scores = torch.cat([mask.score.detach().reshape(-1).to("cpu") for mask, _ in group])
-    kept = torch.cat([keeps.reshape(-1) for _, keeps in group])
+    padding = torch.cat([(~mask.clear_padding_(torch.ones_like(keeps))).reshape(-1) for mask, keeps in group])
+    kept = 2 * torch.cat([keeps.reshape(-1) for _, keeps in group]).int() + padding
     best_first = ranked.argsort(descending=True, stable=True)
     kept_first = best_first[kept[best_first].argsort(descending=True, stable=True)]
     scores[kept_first] = scores[best_first]

@@ -8,6 +8,7 @@ such as batch-norm statistics, are stored as byte planes.
 import hashlib
 import json
 import os
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,10 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from iterand import __version__, distributions, surgery
+from iterand import __version__, distributions, freezing
 from iterand.checks import is_text
+from iterand.errors import UnmaskedWarning
 from iterand.files import atomic_write
-from iterand.masking import refuse_computed_further
+from iterand.maskable import list_tensors
+from iterand.masking import left_alone, refuse_computed_further
 from iterand.parametrization import MaskedLayer, MaskedParametrization, calculate_masks, require_masked_layers, unwrap
 from iterand.summarizing import entropy
 from iterand.ticket import codec, draws, format
@@ -41,6 +44,9 @@ def save_ticket(
 ) -> None:
     """Save a masked model as a ticket: one file of about one bit per weight.
 
+    Parameters without a mask are stored in full. An ``UnmaskedWarning`` names those that ``prune_`` left
+    alone unasked.
+
     Args:
         model: A model that ``prune_`` masked; wrapped, compiled, on any device.
         path: The file to write, in an existing folder. An existing file is replaced atomically.
@@ -53,6 +59,9 @@ def save_ticket(
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder that exists; create it, or give another path")
     atomic_write(path, ticket_bytes(model, recipe=recipe, metrics=metrics, half=half))
+    if unmasked := left_alone(model):
+        what = f"{Path(path).name} stores {list_tensors(unmasked)} in full, since they are neither masked nor frozen"
+        warnings.warn(f"{what}; prune_ with include='*', or name them in exclude=", UnmaskedWarning, stacklevel=2)
 
 
 @torch.no_grad()
@@ -212,7 +221,7 @@ def _removed_affine(module: nn.Module) -> dict[str, Tensor]:
     """The affine parameters that freezing removed from a batch norm, as ``fold_`` restores them: one and zero."""
     return {
         attribute: torch.full_like(cast(Tensor, module.running_mean), value, device="cpu")
-        for attribute, value in surgery.dropped(module).items()
+        for attribute, value in freezing.dropped(module).items()
     }
 
 
@@ -258,7 +267,8 @@ class Encoded(NamedTuple):
 
 def encode_layers(layers: Mapping[str, MaskedLayer]) -> Encoded:
     """Encode masks and kept weights: the header of each layer, one SHA-256 and one coded stream."""
-    masks = [mask.to("cpu") for mask in calculate_masks([layer.parametrization for layer in layers.values()])]
+    states = [layer.parametrization for layer in layers.values()]
+    masks = [state.clear_padding_(mask).to("cpu") for state, mask in zip(states, calculate_masks(states))]
     indices = [draws.kept_indices(mask) for mask in masks]
     kept_draws = [_take(layer.draw.int(), index) for layer, index in zip(layers.values(), indices)]
     coins = sum(

@@ -183,8 +183,8 @@ def _bert() -> nn.Module:
         def __init__(self) -> None:
             super().__init__()
             # Without dropout, so that all executions compute the same.
-            settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_labels": _CLASSES}
-            self.bert: Any = BertForSequenceClassification(BertConfig(**settings))  # type: ignore[no-untyped-call]
+            dropout: Any = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_labels": _CLASSES}
+            self.bert: Any = BertForSequenceClassification(BertConfig(**dropout))  # type: ignore[no-untyped-call]
 
         def forward(self, tokens: Tensor) -> Tensor:
             logits: Tensor = self.bert(input_ids=tokens).logits

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from iterand import IterativeRandomization, SparsitySchedule, prune_, scores, surgery
+from iterand import IterativeRandomization, SparsitySchedule, maskable, prune_, scores
 from iterand.backend.reference import cut_together, keeps
 from iterand.lab.networks.lstm import LSTMClassifier
 from iterand.lab.training.recipe import Recipe
@@ -105,7 +105,7 @@ class IterativeMagnitudePruning:
         self._initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         self._weights: dict[str, nn.Parameter] = {}
         self._pruned: dict[str, Tensor] = {}
-        for name, owners in surgery.choose(model, None, (), ()).items():
+        for name, owners in maskable.choose(model, None, (), ()).items():
             module, attribute = owners[0].module, owners[0].attribute
             self._weights[name] = owners[0].parameter
             self._pruned[name] = torch.zeros_like(owners[0].parameter, dtype=torch.bool)
