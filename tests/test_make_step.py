@@ -7,7 +7,7 @@ from torch import nn
 
 import iterand
 from iterand import randomization, selection
-from iterand.engine import parameters, step
+from iterand.engine import graph, parameters, step
 from kernel_cases import shrink
 
 BATCHES = 7
@@ -269,3 +269,69 @@ def test_another_size_of_batch_is_not_another_structure():
     train = step_of()
     train(images(0), TARGETS)
     train(images(0, 3), TARGETS[:3])
+
+
+class FakeGraph:
+    """Stands in for a CUDA graph: replays by doing the work again."""
+
+    captured = []  # noqa: RUF012
+
+    def __init__(self, work, batch, pool):
+        self._work = work
+        self.captured.append(tuple(batch[0].shape))
+
+    def replay(self, batch):
+        return -self._work(batch)
+
+
+class NoGraph(FakeGraph):
+    def __init__(self, work, batch, pool):
+        super().__init__(work, batch, pool)
+        raise graph.CannotCapture("the model waits for the device\nand more")
+
+
+@pytest.fixture
+def cache(monkeypatch):
+    def make(kind=FakeGraph):
+        monkeypatch.setattr(graph, "CapturedGraph", kind)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+        monkeypatch.setattr(FakeGraph, "captured", [])
+        return graph.GraphCache("of the step", torch.device("cuda"))
+
+    return make
+
+
+def done(cache, sizes, variant="x"):
+    """One letter for each size: d for directly, r for a replay."""
+    return "".join("r" if cache.run(variant, lambda batch: batch[0].sum(), [torch.ones(n)]) < 0 else "d" for n in sizes)
+
+
+def test_a_shape_is_captured_when_it_has_come_three_times_in_a_row(cache):
+    graphs = cache()
+    assert done(graphs, [4, 4, 4, 4, 4]) == "dddrr"
+    assert done(graphs, [2, 4, 2, 4, 2, 4]) == "drdrdr"  # the last batch of an epoch
+    assert done(graphs, [2, 2, 2, 2, 4]) == "dddrr"
+    assert FakeGraph.captured == [(4,), (2,)]
+    graphs.clear()
+    assert done(graphs, [4, 4, 4, 4]) == "dddr"
+
+
+def test_variants_that_take_turns_are_captured_each(cache):
+    graphs = cache()
+    assert [done(graphs, [4], variant) for variant in "abababab"] == [*"dddddd", *"rr"]
+
+
+def test_few_shapes_are_kept(cache):
+    graphs = cache()
+    for size in range(1, 12):
+        assert done(graphs, [size] * 4) == "dddr"
+    assert done(graphs, [11, 4, 3]) == "rrd"
+
+
+def test_what_cannot_be_captured_runs_directly_and_is_said_once(cache, caplog):
+    graphs = cache(NoGraph)
+    assert done(graphs, [4] * 8 + [2] * 8) == "d" * 16
+    assert FakeGraph.captured == [(4,)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "without a CUDA graph of the step, so slower than it could be: the model waits for the device"
+    ]

@@ -87,12 +87,11 @@ class GraphCache:
         if not self._enabled:
             return work(batch)
         key = (variant, *((tensor.shape, tensor.stride(), tensor.dtype) for tensor in batch))
-        if key not in self._graphs:
-            last, count = self._rows.get(variant, (None, 0))
-            count = count + 1 if key == last else 1
-            self._rows[variant] = key, count
-            if count <= _WARM_UP or not self._capture(key, work, batch):
-                return work(batch)
+        last, count = self._rows.get(variant, (None, 0))
+        count = count + 1 if key == last else 1
+        self._rows[variant] = key, count
+        if key not in self._graphs and (count <= _WARM_UP or not self._capture(key, work, batch)):
+            return work(batch)
         self._graphs.move_to_end(key)
         return self._graphs[key].replay(batch)
 
