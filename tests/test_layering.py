@@ -13,7 +13,7 @@ import iterand
 
 PACKAGE = Path(__file__).parents[1] / "src" / "iterand"
 GROUND = {"errors", "checks", "files", "memory"}
-CORE = "philox backend distributions selection parametrization surgery sparsity masking "
+CORE = "philox backend distributions selection stepping parametrization surgery sparsity masking "
 CORE += "randomization summarizing"
 BELOW = {part: GROUND | set(CORE.split()[:n]) for n, part in enumerate(CORE.split())}
 BELOW |= dict.fromkeys(GROUND, GROUND)

@@ -34,6 +34,12 @@ def test_folding_a_copy_leaves_the_original_alone(example, options):
     assert torch.equal(twin(example.images), expected)
 
 
+OTHER_SETTINGS = (
+    "^the state has seed=1, weight_distribution='signed_constant', sparsity=0.6, and this model was pruned with "
+    "seed=2, weight_distribution='uniform', sparsity=0.2; the state's settings are used"
+)
+
+
 @RANKINGS
 def test_a_state_round_trip_also_over_another_seed(example, options):
     model = iterand.prune_(example.build(), 0.6, seed=1, weights="signed_constant", **options).eval()
@@ -43,7 +49,9 @@ def test_a_state_round_trip_also_over_another_seed(example, options):
     torch.save(model.state_dict(), buffer)
     buffer.seek(0)
     other = iterand.prune_(example.build(), 0.2, seed=2, weights="uniform", **options).eval()
-    other.load_state_dict(torch.load(buffer, weights_only=True))
+    with pytest.warns(UserWarning, match=OTHER_SETTINGS) as told:
+        other.load_state_dict(torch.load(buffer, weights_only=True))
+    assert len({str(warning.message) for warning in told}) == 1  # which Python shows once
     assert torch.equal(other(example.images), model(example.images))
     for pruned in (model, other):  # the round number and the seed came along: the next round is the same
         iterand.randomize_(pruned, 0.5)
@@ -245,7 +253,8 @@ def test_a_model_without_storage():
     iterand.prune_(model, 0.6)
     assert model(INPUTS.to("meta")).shape == (5, 4)
     real = network(seed=4)
-    model.to_empty(device="cpu").load_state_dict(real.state_dict())
+    with pytest.warns(UserWarning, match=r"^the state has seed=4, and this model was pruned with seed=0; "):
+        model.to_empty(device="cpu").load_state_dict(real.state_dict())
     assert torch.equal(model(INPUTS), real(INPUTS))
 
 

@@ -17,6 +17,7 @@ from iterand.distributions import normal_levels
 from iterand.parametrization import MaskedLayer, MaskedParametrization, calculate_masks, require_masked_layers
 from iterand.selection import GlobalRanking, Ranking
 from iterand.sparsity import SparsitySchedule
+from iterand.stepping import CountingStepper
 
 if TYPE_CHECKING:
     from iterand.backend.triton.cuts import FindCuts
@@ -158,12 +159,15 @@ def redraw_on_device_(
     bump_version((*weights, *draws, *(layer.score for layer in layers if follow)))
 
 
-class IterativeRandomization:
+class IterativeRandomization(CountingStepper):
     """Lines 5-7 of Algorithm 3 as a stepper: call ``step()`` after the optimizer's, once an iteration.
 
     Every K_per-th step (``period``) the weights that the updated scores prune are randomized at rate r (``rate``);
-    ``candidates`` and ``redrawn_scores`` are those of ``randomize_``.
+    ``candidates`` and ``redrawn_scores`` are those of ``randomize_``. The count of iterations is part of the model's
+    state dict: a model that loads one continues there.
     """
+
+    kind = "randomization"
 
     def __init__(
         self,
@@ -177,11 +181,12 @@ class IterativeRandomization:
         self.model = model
         self.period = check_int("period", period, "a number of iterations, at least 1", low=1)
         self.rate = check_rate(rate)
-        _check_choices(require_masked_layers(model).values(), candidates, redrawn_scores)
+        layers = require_masked_layers(model).values()
+        _check_choices(layers, candidates, redrawn_scores)
         self.candidates, self.redrawn_scores = candidates, redrawn_scores
         self.known_cuts: Callable[[], FindCuts] | None = None
         """Gives the current cuts of all layers on a GPU, where the training step has found them already."""
-        self.iteration = 0
+        super().__init__(layer.parametrization for layer in layers)
 
     def step(self) -> None:
         """Count one iteration; randomize if k + 1 can be divided by K_per."""
@@ -192,14 +197,6 @@ class IterativeRandomization:
     def randomize(self) -> None:
         """One round, whatever the iteration."""
         _randomize_(self.model, self.rate, self.candidates, self.redrawn_scores, self.known_cuts)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The count of iterations; the rounds themselves are the model's state."""
-        return {"iteration": self.iteration}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a state."""
-        self.iteration = int(state["iteration"])
 
 
 class Stepper(Protocol):

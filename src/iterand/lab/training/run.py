@@ -24,7 +24,7 @@ from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.session import Session, selected_epoch
 from iterand.lab.training.steps import Execution, choose_step, evaluate
 from iterand.memory import exhaustion_explained
-from iterand.parametrization import masked_layers
+from iterand.parametrization import MaskedParametrization, masked_layers
 from iterand.randomization import IterativeRandomization
 from iterand.ticket import load_ticket, read_ticket, save_ticket
 
@@ -181,9 +181,13 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _model_sha256(model: nn.Module) -> str:
-    """SHA-256 of the state dict: equal if and only if two runs end with the same network."""
+    """SHA-256 of the state dict without iteration counts: equal if and only if two runs end with the same network."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    state = model.state_dict()
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, MaskedParametrization):
+            state[f"{path}._extra_state"] = module.description()
+    for name, tensor in sorted(state.items()):
         digest.update(name.encode())
         digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
