@@ -5,6 +5,7 @@ The mask is computed from the scores each time the tensor is read, so it is neve
 
 import json
 import math
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.optim.swa_utils import AveragedModel
 
 from iterand import distributions, philox
 from iterand.backend import Cut, RankBy, reference
@@ -195,6 +197,18 @@ class MaskedParametrization(nn.Module):
         self.settings = settings
         self.history = [(threshold, count) for threshold, count in loaded["history"]]
         load_counts(self.iterations, loaded.get("iterations", {}))
+
+    def __getstate__(self) -> Any:
+        # For copies. AveragedModel copies a model before anything else, so this is when it can be refused.
+        frame = sys._getframe().f_back
+        while frame is not None:
+            if frame.f_code is AveragedModel.__init__.__code__ and frame.f_locals["use_buffers"]:
+                raise ValueError(
+                    "use_buffers=True would average random weights and their draws; leave it out, and if the model "
+                    "has batch norms, call torch.optim.swa_utils.update_bn"
+                )
+            frame = frame.f_back
+        return super().__getstate__()  # type: ignore[no-untyped-call]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Scores stay float32 and every tensor stays in the order of its indices, whatever .to() asks of the weights.
