@@ -1,0 +1,1 @@
+"""Operators, of which timm's layers name one."""
