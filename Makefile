@@ -45,8 +45,10 @@ dist: .venv/installed-dev
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]'
 	@touch $@
 
+# timm without its dependencies: torchvision's wheels fit only one build of torch, and the tests need nothing of it.
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps 'timm>=1.0.12'
 	@touch $@
 
 clean:

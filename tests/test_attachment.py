@@ -57,7 +57,8 @@ def act(action: str, model: nn.Module, widths: list[int], options: dict[str, obj
         return copy.deepcopy(model)
     elif action == "reload":
         other = iterand.prune_(network(widths), **{**options, "seed": 77})
-        other.load_state_dict(model.state_dict())
+        with pytest.warns(UserWarning, match="the state has seed="):
+            other.load_state_dict(model.state_dict())
         return other
     elif action == "double":
         model.double().float()

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import iterand
+from zoo import import_timm
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -88,11 +89,11 @@ def loader():
     ]
 
 
-def run(page, needs=()):
+def run(page, needs=(), **given):
     """Run all blocks of a page in one namespace; gives it."""
     for package in needs:
         pytest.importorskip(package, reason=f"{package} is not installed")
-    names = {"MyNetwork": MyNetwork, "loader": loader()}
+    names = {"MyNetwork": MyNetwork, "loader": loader(), **given}
     found = blocks(text(DOCS / page))
     assert found
     for block in found:
@@ -177,6 +178,23 @@ class TestCodeRunsAsPrinted:
         assert torch.equal(reader.lstm.bias_ih_l0.view(4, 8), open_gates)
         assert not reader.lstm.bias_hh_l0.any()
 
+    @pytest.mark.filterwarnings("ignore")  # what other packages warn of, release by release
+    def test_trainers(self, folder):
+        if importlib.util.find_spec("timm") is None:
+            pytest.skip("timm is not installed")
+        import_timm()
+        images, labels = (torch.cat(tensors) for tensors in zip(*loader()))
+        batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(images, labels), batch_size=8)
+        packages = ["lightning.pytorch", "transformers", "accelerate", "huggingface_hub"]
+        names = run("guides/trainers.md", packages, loader=batches)
+        module, plain = names["module"], iterand.load_ticket("lightning.ticket", names["Classifier"]())
+        assert torch.equal(module.eval().network(images), plain.eval().network(images))
+        assert names["trainer"].state.global_step == 6
+        assert sorted(path.name for path in (folder / "bert-ticket").iterdir()) == [
+            "README.md", "config.json", "model.ticket",
+        ]  # fmt: skip
+        assert names["plain"].hidden.weight.shape == (48, 64)
+
     def test_tickets_and_export(self, folder):
         names = run("guides/export.md")
         assert names["layer"].header.kept == 6554
@@ -208,7 +226,7 @@ class TestCodeRunsAsPrinted:
     def test_all_other_pages(self):
         above = {
             "index.md", "tutorial/first-ticket.md", "tutorial/your-model.md", "tutorial/deploying.md",
-            "guides/recommended.md", "guides/export.md", "guides/data.md",
+            "guides/recommended.md", "guides/export.md", "guides/data.md", "guides/trainers.md",
         }  # fmt: skip
         with_code = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md") if blocks(text(page))}
         assert above <= with_code

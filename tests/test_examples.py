@@ -1,12 +1,17 @@
 """The examples run as they stand."""
 
+import importlib.util
 import json
+import os
+import re
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from zoo import STAND_INS
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,6 +24,19 @@ def test_a_model_of_ones_own(tmp_path):
     trained, paper, ours = (ways[name]["test_accuracies"][0] for name in ways)
     assert trained > ours > paper
     assert all(name in answer.stdout for name in ways)
+
+
+def test_a_timm_model(tmp_path):
+    if importlib.util.find_spec("timm") is None:
+        pytest.skip("timm is not installed")
+    paths = [*sys.path, str(STAND_INS)]  # last: torchvision itself comes first, where there is one
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, ROOT / "examples" / "timm_model.py", "--epochs", "2", "--sparsity", "0.8"]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    accuracy, size = re.search(r"(\S+) % of the test images, (\S+) kB in timm.ticket$", answer.stdout.strip()).groups()
+    assert float(accuracy) > 75
+    assert float(size) == pytest.approx((tmp_path / "timm.ticket").stat().st_size / 1000, abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Without the extras: what needs one says so in a sentence, and the rest works."""
 
+import importlib
 import json
+import re
 import subprocess
 import sys
 
@@ -86,6 +88,23 @@ def test_packages_are_called_as_pip_knows_them(monkeypatch, package, name):
         extra("lab", "this"),
     ):
         __import__(package)
+
+
+@pytest.mark.parametrize(
+    ("module", "packages", "sentence"),
+    [
+        ("lightning", "lightning pytorch_lightning", "the Lightning callback needs lightning"),
+        ("transformers", "transformers", "the callback for Trainer needs transformers"),
+        ("hub", "huggingface_hub", "the Hugging Face Hub needs huggingface_hub"),
+    ],
+)
+def test_an_integration_without_its_package(module, packages, sentence, monkeypatch):
+    for package in packages.split():
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"iterand.integrations.{module}", raising=False)
+    expected = re.escape(f"{sentence}, which is not installed; pip install 'iterand[{module}]'")
+    with pytest.raises(MissingExtraError, match=f"^{expected}$"):
+        importlib.import_module(f"iterand.integrations.{module}")
 
 
 def test_other_errors_are_left_as_they_are():

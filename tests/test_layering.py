@@ -13,14 +13,15 @@ import iterand
 
 PACKAGE = Path(__file__).parents[1] / "src" / "iterand"
 GROUND = {"errors", "checks", "files", "memory"}
-CORE = "philox backend distributions selection parametrization maskable freezing surgery sparsity masking "
-CORE += "randomization summarizing"
+CORE = "philox backend distributions selection stepping parametrization maskable freezing surgery sparsity "
+CORE += "masking randomization summarizing"
 BELOW = {part: GROUND | set(CORE.split()[:n]) for n, part in enumerate(CORE.split())}
 BELOW |= dict.fromkeys(GROUND, GROUND)
 LIBRARY = GROUND | set(CORE.split())
 BELOW["engine"] = LIBRARY
 BELOW["ticket"] = LIBRARY | {"lab.networks"}  # a ticket with a recipe is built without a model
 BELOW["inference"] = LIBRARY | {"ticket"}
+BELOW["integrations"] = LIBRARY | {"ticket"}
 BELOW["__init__"] = LIBRARY | {"engine", "ticket", "inference"}
 BELOW["lab"] = set[str]()
 BELOW["lab.networks"] = BELOW["lab.data"] = GROUND | {"philox"}
@@ -89,22 +90,25 @@ for module in pkgutil.walk_packages(iterand.__path__, "iterand."):
 """
 FUSED = ["iterand.engine", "iterand.lab.training.fused"]
 POSIX = "fcntl grp posix pty pwd resource syslog termios tty"
+TRAINERS = [f"iterand.integrations.{name}" for name in ("lightning", "transformers", "hub")]
 LAB = "sklearn scipy PIL matplotlib jinja2 tensorboard pooch requests tomli_w"
 
 
 def test_only_the_fused_step_needs_triton():
     """There is none for macOS and Windows."""
-    assert "iterand.cli.main" in run(WITHOUT, "triton", "iterand.backend.triton", *FUSED, "iterand.__main__")
+    assert "iterand.cli.main" in run(WITHOUT, "triton", "iterand.backend.triton", *FUSED, *TRAINERS, "iterand.__main__")
 
 
 def test_nothing_needs_modules_that_windows_has_not():
-    assert "iterand.lab.data.workers" in run(WITHOUT, POSIX, "iterand.__main__")
+    assert "iterand.lab.data.workers" in run(WITHOUT, POSIX, *TRAINERS, "iterand.__main__")
 
 
 def test_only_figures_pages_and_theory_need_the_lab():
     exempt = [f"iterand.lab.report.{name}" for name in ("figures",)]
-    found = run(WITHOUT, f"{LAB} onnx onnxruntime onnxscript ray", *exempt, "iterand.lab.theory", "iterand.__main__")
-    assert "iterand.lab.training.run" in found
+    others = "onnx onnxruntime onnxscript ray lightning pytorch_lightning transformers huggingface_hub accelerate timm"
+    exempt += [*TRAINERS, "iterand.lab.theory", "iterand.__main__"]
+    found = run(WITHOUT, f"{LAB} {others}", *exempt)
+    assert {"iterand.lab.training.run", "iterand.integrations"} <= set(found)
 
 
 LOADED = """

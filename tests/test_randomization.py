@@ -215,7 +215,8 @@ def test_a_state_goes_on_where_it_stopped():
     for _ in range(4):
         first.step()
     resumed = pruned(seed=8)
-    resumed.load_state_dict(broken.state_dict())
+    with pytest.warns(UserWarning, match="the state has seed="):
+        resumed.load_state_dict(broken.state_dict())
     second = iterand.IterativeRandomization(resumed, period=3, rate=0.5)
     second.load_state_dict(first.state_dict())
     for _ in range(6):

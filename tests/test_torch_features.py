@@ -3,11 +3,14 @@
 import copy
 import inspect
 import io
+import pickle
 from collections.abc import Callable
 
 import pytest
 import torch
+from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import iterand
@@ -34,6 +37,12 @@ def test_folding_a_copy_leaves_the_original_alone(example, options):
     assert torch.equal(twin(example.images), expected)
 
 
+OTHER_SETTINGS = (
+    "^the state has seed=1, weight_distribution='signed_constant', sparsity=0.6, and this model was pruned with "
+    "seed=2, weight_distribution='uniform', sparsity=0.2; the state's settings are used"
+)
+
+
 @RANKINGS
 def test_a_state_round_trip_also_over_another_seed(example, options):
     model = iterand.prune_(example.build(), 0.6, seed=1, weights="signed_constant", **options).eval()
@@ -43,7 +52,9 @@ def test_a_state_round_trip_also_over_another_seed(example, options):
     torch.save(model.state_dict(), buffer)
     buffer.seek(0)
     other = iterand.prune_(example.build(), 0.2, seed=2, weights="uniform", **options).eval()
-    other.load_state_dict(torch.load(buffer, weights_only=True))
+    with pytest.warns(UserWarning, match=OTHER_SETTINGS) as told:
+        other.load_state_dict(torch.load(buffer, weights_only=True))
+    assert len({str(warning.message) for warning in told}) == 1  # which Python shows once
     assert torch.equal(other(example.images), model(example.images))
     for pruned in (model, other):  # the round number and the seed came along: the next round is the same
         iterand.randomize_(pruned, 0.5)
@@ -215,10 +226,79 @@ def test_eval_and_inference_mode(example):
 
 def test_an_averaged_model(mlp):
     model = iterand.prune_(mlp.build(), 0.6, ranking="global")
-    average = torch.optim.swa_utils.AveragedModel(model)
+    average = AveragedModel(model)
     average.update_parameters(model)
     assert torch.equal(average(mlp.images), model(mlp.images))
     assert len(iterand.scores(average)) == 2
+
+
+@pytest.mark.parametrize("share", [None, 0.9], ids=["mean", "exponential"])
+def test_averages_are_of_scores_and_never_of_weights(cnn, share):
+    model = iterand.prune_(cnn.build(), 0.6, ranking="global")
+    average = AveragedModel(model, multi_avg_fn=None if share is None else get_ema_multi_avg_fn(share))
+    expected = [torch.zeros_like(score) for score in iterand.scores(model)]
+    for n in range(3):
+        shake(model)
+        iterand.randomize_(model, 0.5)
+        average.update_parameters(model)
+        keep = n / (n + 1) if share is None else share * (n > 0)
+        expected = [keep * mean + (1 - keep) * score for mean, score in zip(expected, iterand.scores(model))]
+    for layer, ours, mean in zip(
+        iterand.masked_layers(average).values(), iterand.masked_layers(model).values(), expected
+    ):  # fmt: skip
+        torch.testing.assert_close(layer.score, mean)
+        assert torch.equal(layer.draw, ours.draw)
+        assert torch.equal(layer.weight, ours.weight)
+        assert torch.equal(layer.weight, layer.parametrization.weight())
+    folded = iterand.fold_(copy.deepcopy(average.module)).eval()
+    assert torch.equal(average.eval()(cnn.images), folded(cnn.images))
+
+
+def test_averages_of_buffers_are_refused():
+    with pytest.raises(ValueError, match=r"^use_buffers=True would average random weights and their draws; leave it"):
+        AveragedModel(network(), use_buffers=True)
+    AveragedModel(nn.Linear(2, 2), use_buffers=True)
+
+
+def test_only_scores_and_what_is_left_alone_are_parameters(mlp):
+    """So weight decay, clipping and counting leave the random weights alone."""
+    model = iterand.prune_(mlp.build(), 0.6)
+    names = {name for name, _ in model.named_parameters()}
+    assert names == {f"{n}.{end}" for n in (1, 3) for end in ("bias", "parametrizations.weight.0.score")}
+    vector = nn.utils.parameters_to_vector(iterand.scores(model))
+    assert len(vector) == 64 * 32 + 32 * 10
+    nn.utils.vector_to_parameters(-vector, iterand.scores(model))
+    assert torch.equal(nn.utils.parameters_to_vector(iterand.scores(model)), -vector)
+    assert "1.parametrizations.weight.original" in dict(model.named_buffers())
+
+
+def test_safetensors(example, tmp_path):
+    model = iterand.prune_(example.build(), 0.6).eval()
+    shake(model)
+    save_model(model, tmp_path / "a.safetensors")
+    other = iterand.prune_(example.build(), 0.6).eval()
+    load_model(other, tmp_path / "a.safetensors")
+    assert torch.equal(other(example.images), model(example.images))
+
+
+@pytest.mark.parametrize("part", [lambda model: model, lambda model: model[0]], ids=["model", "layer"])
+def test_pickling_is_refused_with_the_way_out(part):
+    model = network()
+    sentence = r"cannot be pickled, since its class is made at run time; save model\.state_dict\(\), or a ticket with"
+    for save in (pickle.dumps, lambda thing: torch.save(thing, io.BytesIO())):
+        with pytest.raises(pickle.PicklingError, match=sentence):
+            save(part(model))
+    assert pickle.loads(pickle.dumps(iterand.fold_(model)))[2].weight.shape == (4, 16)
+
+
+def test_a_copy_is_made_as_the_model_says():
+    class Counted(nn.Sequential):
+        def __getstate__(self) -> dict[str, object]:
+            return {**self.__dict__, "copies": getattr(self, "copies", 0) + 1}
+
+    model = iterand.prune_(Counted(nn.Linear(8, 4)), 0.6)
+    assert copy.deepcopy(copy.deepcopy(model)).copies == 2
+    assert torch.equal(copy.deepcopy(model)(INPUTS), model(INPUTS))
 
 
 @RANKINGS
@@ -245,7 +325,8 @@ def test_a_model_without_storage():
     iterand.prune_(model, 0.6)
     assert model(INPUTS.to("meta")).shape == (5, 4)
     real = network(seed=4)
-    model.to_empty(device="cpu").load_state_dict(real.state_dict())
+    with pytest.warns(UserWarning, match=r"^the state has seed=4, and this model was pruned with seed=0; "):
+        model.to_empty(device="cpu").load_state_dict(real.state_dict())
     assert torch.equal(model(INPUTS), real(INPUTS))
 
 

@@ -5,6 +5,8 @@ The mask is computed from the scores each time the tensor is read, so it is neve
 
 import json
 import math
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self, cast
@@ -12,10 +14,12 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.optim.swa_utils import AveragedModel
 
 from iterand import distributions, philox
 from iterand.backend import Cut, RankBy, reference
 from iterand.selection import Ranking, RankingChoice, kept_count
+from iterand.stepping import Counts, load_counts, save_counts
 
 _DRAWS = (torch.uint8, torch.int16, torch.int32)
 """What draws are held in: the smallest that fits."""
@@ -100,6 +104,8 @@ class MaskedParametrization(nn.Module):
         self.padding = padding
         self.history: list[tuple[int, int]] = []
         """Randomization so far, run-length coded: (coin threshold of a round, how many rounds in a row had it)."""
+        self.iterations: Counts = {}
+        """The counts of the steppers of this tensor."""
         scores = distributions.sample(
             distributions.get_distribution(settings.score_distribution),
             weight.numel(),
@@ -223,12 +229,21 @@ class MaskedParametrization(nn.Module):
         return tensor
 
     def get_extra_state(self) -> Tensor:
-        """Settings and history as JSON in bytes: a tensor, so that any safe format can hold it."""
-        text = json.dumps({"settings": asdict(self.settings), "history": self.history})
+        """Settings, history and iteration counts as JSON in bytes: a tensor, so that any safe format can hold it."""
+        return self.description(**({"iterations": save_counts(self.iterations)} if self.iterations else {}))
+
+    def description(self, **more: Any) -> Tensor:
+        """Settings and history, which with scores, draws and the number kept determine the masked weights."""
+        text = json.dumps({"settings": asdict(self.settings), "history": self.history, **more})
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Become what the state says: its weights were drawn under these settings."""
+        """Become what the state says: its weights were drawn under these settings.
+
+        Other settings than those of ``prune_`` are taken over with a warning. To load a state into a model that was
+        pruned with another seed is normal, since scores, draws and weights come with it, but a script with another
+        sparsity than the run it resumes is a mistake that should be seen. Another ranking is refused.
+        """
         loaded = json.loads(bytes(state.cpu().tolist()))
         settings = Settings(**loaded["settings"])
         if settings.ranking != self.settings.ranking:
@@ -236,8 +251,31 @@ class MaskedParametrization(nn.Module):
                 f"{self.settings.name!r} is ranked per {self.settings.ranking}, the state per {settings.ranking}; "
                 f"prune_ with ranking={settings.ranking!r}"
             )
+        ours, theirs = asdict(self.settings), asdict(settings)
+        others = [field for field in theirs if theirs[field] != ours[field] and field != "name"]
+        if others:
+            # Without the name of the layer: Python shows a warning once, and not once for each layer.
+            warnings.warn(
+                f"the state has {', '.join(f'{field}={theirs[field]!r}' for field in others)}, and this model was "
+                f"pruned with {', '.join(f'{field}={ours[field]!r}' for field in others)}; the state's settings are "
+                "used, so prune_ with them if you resume this run",
+                stacklevel=2,
+            )
         self.settings = settings
         self.history = [(threshold, count) for threshold, count in loaded["history"]]
+        load_counts(self.iterations, loaded.get("iterations", {}))
+
+    def __getstate__(self) -> Any:
+        # For copies. AveragedModel copies a model before anything else, so this is when it can be refused.
+        frame = sys._getframe().f_back
+        while frame is not None:
+            if frame.f_code is AveragedModel.__init__.__code__ and frame.f_locals["use_buffers"]:
+                raise ValueError(
+                    "use_buffers=True would average random weights and their draws; leave it out, and if the model "
+                    "has batch norms, call torch.optim.swa_utils.update_bn"
+                )
+            frame = frame.f_back
+        return super().__getstate__()  # type: ignore[no-untyped-call]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Scores stay float32 and every tensor stays in the order of its indices, whatever .to() asks of the weights.

@@ -4,7 +4,7 @@ Two choices go beyond the paper (docs/explanation/beyond.md): which pruned weigh
 score of a redrawn weight.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
@@ -17,6 +17,7 @@ from iterand.distributions import normal_levels
 from iterand.parametrization import MaskedLayer, MaskedParametrization, calculate_masks, require_masked_layers
 from iterand.selection import GlobalRanking, Ranking
 from iterand.sparsity import SparsitySchedule
+from iterand.stepping import CountingStepper
 
 if TYPE_CHECKING:
     from iterand.backend.triton.cuts import FindCuts
@@ -50,16 +51,6 @@ def randomize_(
     With ``candidates="negative"`` only pruned weights whose score is below zero are redrawn: those that would reduce
     the loss with the opposite sign. With ``redrawn_scores="follow"`` a score flips its sign when its weight does.
     """
-    _randomize_(model, rate, candidates, redrawn_scores)
-
-
-def _randomize_(
-    model: nn.Module,
-    rate: float,
-    candidates: str,
-    redrawn_scores: str,
-    known_cuts: "Callable[[], FindCuts] | None" = None,
-) -> None:
     threshold = philox.coin_threshold(check_rate(rate))
     layers = list(require_masked_layers(model).values())
     negative, follow = _check_choices(layers, candidates, redrawn_scores)
@@ -67,8 +58,7 @@ def _randomize_(
         layer.parametrization.hold_draws_up_to(layer.parametrization.rounds + 1)
     for group in _ranked_alike(layers):
         if _uses_triton(group):
-            cuts = known_cuts() if known_cuts else find_cuts_on_device(group)
-            redraw_on_device_(group, cuts, threshold, negative, follow)
+            redraw_on_device_(group, find_cuts_on_device(group), threshold, negative, follow)
         else:
             masks = calculate_masks([layer.parametrization for layer in group])
             for layer, mask in zip(group, masks):
@@ -164,12 +154,15 @@ def redraw_on_device_(
     bump_version((*weights, *draws, *(layer.score for layer in layers if follow)))
 
 
-class IterativeRandomization:
+class IterativeRandomization(CountingStepper):
     """Lines 5-7 of Algorithm 3 as a stepper: call ``step()`` after the optimizer's, once an iteration.
 
     Every K_per-th step (``period``) the weights that the updated scores prune are randomized at rate r (``rate``);
-    ``candidates`` and ``redrawn_scores`` are those of ``randomize_``.
+    ``candidates`` and ``redrawn_scores`` are those of ``randomize_``. The count of iterations is part of the model's
+    state dict: a model that loads one continues there.
     """
+
+    kind = "randomization"
 
     def __init__(
         self,
@@ -183,11 +176,10 @@ class IterativeRandomization:
         self.model = model
         self.period = check_int("period", period, "a number of iterations, at least 1", low=1)
         self.rate = check_rate(rate)
-        _check_choices(require_masked_layers(model).values(), candidates, redrawn_scores)
+        layers = require_masked_layers(model).values()
+        _check_choices(layers, candidates, redrawn_scores)
         self.candidates, self.redrawn_scores = candidates, redrawn_scores
-        self.known_cuts: Callable[[], FindCuts] | None = None
-        """Gives the current cuts of all layers on a GPU, where the training step has found them already."""
-        self.iteration = 0
+        super().__init__(layer.parametrization for layer in layers)
 
     def step(self) -> None:
         """Count one iteration; randomize if k + 1 can be divided by K_per."""
@@ -197,15 +189,7 @@ class IterativeRandomization:
 
     def randomize(self) -> None:
         """One round, whatever the iteration."""
-        _randomize_(self.model, self.rate, self.candidates, self.redrawn_scores, self.known_cuts)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The count of iterations; the rounds themselves are the model's state."""
-        return {"iteration": self.iteration}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a state."""
-        self.iteration = int(state["iteration"])
+        randomize_(self.model, self.rate, candidates=self.candidates, redrawn_scores=self.redrawn_scores)
 
 
 class Stepper(Protocol):

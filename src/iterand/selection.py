@@ -126,12 +126,15 @@ class Ranking(ABC, Generic[Member]):
         if all(mask.given is not None for mask in self.members):
             return enclosing
         versions = [_versions(self.rivals(mask)) for mask in self.members]
+        weight_versions = [_weight_version(mask) for mask in self.members]
+        if enclosing is not None and (enclosing.versions, enclosing.weight_versions) == (versions, weight_versions):
+            return enclosing  # as the forward pass inside a Lightning module's training step
         weights = [mask.attached_weight for mask in self.members]
         if not torch.compiler.is_compiling() and backend.uses_triton([mask.score for mask in self.members], weights):
             cuts, masked = backend.apply_masks(self.prepare_cuts(self.members), weights)
         else:
             cuts, masked = self.cuts(self.members), None
-        self._passes[_thread()] = _Pass(versions, [_weight_version(mask) for mask in self.members], cuts, masked)
+        self._passes[_thread()] = _Pass(versions, weight_versions, cuts, masked)
         return enclosing
 
     def end(self, enclosing: "_Pass | None") -> None:

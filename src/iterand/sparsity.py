@@ -19,6 +19,7 @@ from iterand.parametrization import (
     require_whole_rankings,
 )
 from iterand.selection import GlobalRanking, Ranking, check_sparsity, kept_count
+from iterand.stepping import CountingStepper
 
 Allocation = Literal["uniform", "erk"]
 Schedule = Literal["constant", "linear", "cubic"]
@@ -92,15 +93,18 @@ def set_kept_(masks: Sequence[MaskedParametrization], sparsity: float) -> None:
     torch._foreach_copy_(kept, list(values.to(kept[0].device, non_blocking=True).unbind()))
 
 
-class SparsitySchedule:
+class SparsitySchedule(CountingStepper):
     """Raise the sparsity from ``start`` to its final value over ``steps`` steps; call ``step()`` once an iteration.
 
     ``linear``, or ``cubic`` (Zhu and Gupta, 2017: fast first, slow at the end). Each layer goes as far as its own
     final sparsity. A global ranking has one sparsity, so all its layers must be in the model.
 
     Like torch's learning-rate schedulers, it sets its first value when it is constructed: from then on the model prunes
-    only ``start`` of its weights, until ``step()`` is called.
+    only ``start`` of its weights, until ``step()`` is called. The count of iterations is part of the model's state
+    dict: a schedule for a model that has loaded one begins there.
     """
+
+    kind = "sparsity_schedule"
 
     def __init__(self, model: nn.Module, schedule: Schedule = "cubic", *, steps: int, start: float = 0.0) -> None:
         progress(schedule, 0)
@@ -111,7 +115,9 @@ class SparsitySchedule:
         self.schedule = schedule
         self.steps = check_int("steps", steps, "a number of iterations, at least 1", low=1)
         self.start = check_sparsity(start, "start")
-        self.iteration = 0
+        super().__init__(self._masks)
+        self._applied = self.iteration
+        """The iteration whose sparsity was set."""
         self._apply()
 
     @property
@@ -121,17 +127,15 @@ class SparsitySchedule:
 
     def step(self) -> None:
         """Count one iteration and set the sparsity it calls for."""
+        is_set = self._applied == self.iteration  # not if the model has loaded another count
         self.iteration += 1
-        if self.iteration <= self.steps:
+        if self.iteration <= self.steps or not is_set:
             self._apply()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The count of iterations."""
-        return {"iteration": self.iteration}
+        self._applied = self.iteration
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a state."""
-        self.iteration = int(state["iteration"])
+        """Resume from a state, and set the sparsity it calls for."""
+        super().load_state_dict(state)
         self._apply()
 
     def _apply(self) -> None:
@@ -140,6 +144,7 @@ class SparsitySchedule:
         start = min(self.start, final)
         between = start * (1 - share) + final * share
         set_kept_(self._masks, min(max(between, start), final))  # rounding may lead out of the interval
+        self._applied = self.iteration
 
 
 def refuse_beside_mapping(ranking: str, allocation: str, floor: float) -> None:

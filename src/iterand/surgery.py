@@ -4,9 +4,11 @@
 of the model find its cuts once.
 """
 
+import copy
 import functools
+import pickle
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -19,6 +21,8 @@ from iterand.selection import Ranking
 
 _RANKINGS = "_iterand_rankings"  # attribute of a masked model
 _CUTS = "_iterand_cuts"  # attribute of the class that ``cache_cuts_`` makes
+_PASSES = ("forward", "training_step", "validation_step", "test_step", "predict_step")  # the last four: Lightning's
+_TIED = "_tied_weights_keys"  # attribute of a module, as Hugging Face has it: patterns for the names of tied tensors
 _ORDER = "_iterand_order"  # attribute of a module: the original order of its parameters
 
 
@@ -41,18 +45,28 @@ def attach(group: list[Owner], mask: MaskedParametrization, value: Tensor) -> No
     first.parameter.requires_grad_(False)
     first.parameter.grad = None
     first.parameter.copy_(value)
+    # A buffer: what averages, regularizes or counts the parameters of a model must leave the random weights alone.
+    delattr(first.module, first.attribute)
+    first.module.register_buffer(first.attribute, first.parameter.detach())
     parametrize.register_parametrization(first.module, first.attribute, mask, unsafe=True)
-    _read_weights_live(first.module)
+    _adapt_class(first.module)
     shared = cast(nn.ModuleDict, first.module.parametrizations)[first.attribute]
     mask.attach_to(shared)
     for owner in tied:
         parametrize.register_parametrization(owner.module, owner.attribute, nn.Identity(), unsafe=True)
         cast(nn.ModuleDict, owner.module.parametrizations)[owner.attribute] = shared
-        _read_weights_live(owner.module)
+        # Hugging Face's save_pretrained leaves out the names that this attribute lists: a file has each tensor once.
+        names = {f"parametrizations.{owner.attribute}.": "", **vars(owner.module).get(_TIED, {})}
+        setattr(owner.module, _TIED, names)
+        _adapt_class(owner.module)
 
 
-def _read_weights_live(module: nn.Module) -> None:
-    """Make a recurrent layer read its weights at each pass instead of keeping a list of them."""
+def _adapt_class(module: nn.Module) -> None:
+    """Refuse what would go wrong with a masked module; make a recurrent layer read its weights at each pass."""
+    generated = cast(Any, type(module))  # the subclass that parametrize made for this module
+    generated.__getstate__ = _refuse_pickling
+    if isinstance(module, nn.Embedding):  # Hugging Face's resize_token_embeddings sets it, with a matrix that is lost
+        generated.num_embeddings = property(lambda self: self.__dict__["num_embeddings"], _refuse_resizing)
     if isinstance(module, nn.RNNBase):
         # On CUDA torch warns at each pass if the weights are not one chunk of memory. Masked weights never are.
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
@@ -62,9 +76,23 @@ def _read_weights_live(module: nn.Module) -> None:
         )
         live = property(read, lambda self, value: None)
         module.__dict__.pop("_flat_weights", None)
-        generated = cast(Any, type(module))  # the subclass that parametrize made for this module
         generated._flat_weights = live
         generated._init_flat_weights = generated._update_flat_weights = lambda self: None
+
+
+def _refuse_pickling(module: nn.Module) -> Any:
+    raise pickle.PicklingError(
+        f"a masked {type(module).__name__} cannot be pickled, since its class is made at run time; save "
+        "model.state_dict(), or a ticket with iterand.save_ticket(model, path)"
+    )
+
+
+def _refuse_resizing(embedding: nn.Embedding, count: int) -> None:
+    if count != embedding.num_embeddings:
+        raise ValueError(
+            f"a masked embedding of {embedding.num_embeddings} rows cannot be resized to {count}; resize it before "
+            "prune_, or fold_ the model first"
+        )
 
 
 def detach(module: nn.Module, attribute: str, parameter: nn.Parameter) -> None:
@@ -87,6 +115,7 @@ def detach(module: nn.Module, attribute: str, parameter: nn.Parameter) -> None:
             module._parameters[name] = module._parameters.pop(name)
     if len(left) == 0:
         delattr(module, _ORDER)
+        module.__dict__.pop(_TIED, None)
     if isinstance(module, nn.RNNBase):
         module._init_flat_weights()
 
@@ -103,17 +132,29 @@ def cache_cuts_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]])
     generated = _class_of_parametrizations(root)
     base: type[nn.Module] = type(root) if generated is None else generated.__bases__[0]
 
-    @functools.wraps(base.forward)
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        current = cast("list[Ranking[MaskedParametrization]]", getattr(self, _RANKINGS))
-        previous = [ranking.begin() for ranking in current]
-        try:
-            return base.forward(self, *args, **kwargs)
-        finally:
-            for ranking, before in zip(current, previous):
-                ranking.end(before)
+    def one_pass(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            current = cast("list[Ranking[MaskedParametrization]]", getattr(self, _RANKINGS))
+            previous = [ranking.begin() for ranking in current]
+            try:
+                return method(self, *args, **kwargs)
+            finally:
+                for ranking, before in zip(current, previous):
+                    ranking.end(before)
 
-    caching = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__, _CUTS: True})
+        return run
+
+    def deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.__setstate__(copy.deepcopy(cast(Any, base).__getstate__(self), memo))  # type: ignore[no-untyped-call]
+        return copied
+
+    namespace: dict[str, Any] = {name: one_pass(getattr(base, name)) for name in _PASSES if hasattr(base, name)}
+    namespace |= {"__getstate__": _refuse_pickling, "__module__": base.__module__, _CUTS: True}
+    if not hasattr(base, "__deepcopy__"):  # by default, copies and pickles are made from __getstate__
+        namespace["__deepcopy__"] = deepcopy
+    caching = type(base.__name__, (base,), namespace)
     setattr(root, _RANKINGS, rankings)
     root.__class__ = _replace_base(type(root), base, caching)
 

@@ -184,7 +184,7 @@ def _bert() -> nn.Module:
             super().__init__()
             # Without dropout, so that all executions compute the same.
             dropout: Any = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_labels": _CLASSES}
-            self.bert: Any = BertForSequenceClassification(BertConfig(**dropout))  # type: ignore[no-untyped-call]
+            self.bert: Any = BertForSequenceClassification(BertConfig(**dropout))
 
         def forward(self, tokens: Tensor) -> Tensor:
             logits: Tensor = self.bert(input_ids=tokens).logits

@@ -25,7 +25,7 @@ from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.session import Session, selected_epoch
 from iterand.lab.training.steps import Execution, choose_step, evaluate
 from iterand.memory import exhaustion_explained
-from iterand.parametrization import masked_layers
+from iterand.parametrization import MaskedParametrization, masked_layers
 from iterand.randomization import IterativeRandomization
 from iterand.ticket import load_ticket, read_ticket, save_ticket
 
@@ -198,11 +198,14 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _model_sha256(model: nn.Module) -> str:
-    """SHA-256 of the state dict: equal if and only if two runs end with the same network."""
+    """SHA-256 of the state dict without iteration counts: equal if and only if two runs end with the same network."""
     digest = hashlib.sha256()
-    draws = {layer.draw.data_ptr() for layer in masked_layers(model).values()}
-    for name, tensor in sorted(model.state_dict().items()):
-        tensor = tensor.int() if tensor.data_ptr() in draws else tensor  # whatever integers hold the draws
+    state = model.state_dict()
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, MaskedParametrization):
+            # Whatever integers hold the draws, and without the counts of steppers.
+            state |= {f"{path}.draw": module.draw.int(), f"{path}._extra_state": module.description()}
+    for name, tensor in sorted(state.items()):
         digest.update(name.encode())
         digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -1,0 +1,67 @@
+"""Callbacks for Lightning and Hugging Face's Trainer, and tickets on the Hugging Face Hub.
+
+Each module needs the extra of its name, such as ``pip install 'iterand[lightning]'``.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+from torch import nn
+
+from iterand.masking import prune_
+from iterand.parametrization import masked_layers
+from iterand.randomization import IterativeRandomization, Stepper, recommended_steppers
+
+MakeSteppers = Callable[[nn.Module, int], Iterable[Stepper]]
+"""Makes the steppers of a model for this many optimizer steps."""
+
+
+class Search:
+    """What the callbacks of all trainers do: prune the model once, then step after every optimizer step.
+
+    Iteration counts are in the state dict of the model, which trainers save and load, so there is no other state.
+    """
+
+    def __init__(
+        self, sparsity: float | Mapping[str, float] | None, steppers: MakeSteppers | None, options: dict[str, Any]
+    ) -> None:
+        if sparsity is None and options:
+            raise ValueError(f"{', '.join(options)}: options of prune_, which needs a sparsity; give sparsity=, too")
+        self.sparsity, self.options = sparsity, options
+        self.steppers: list[Stepper] = []
+        self._make_steppers = steppers
+        self._pruned: nn.Module | None = None
+        self._stepped: nn.Module | None = None
+
+    def prune(self, model: nn.Module) -> None:
+        """Prune the model, if a sparsity was given and it was not done yet."""
+        if self.sparsity is None or model is self._pruned:
+            return
+        for name in masked_layers(model):
+            raise ValueError(f"{name!r} is masked already; leave out sparsity= to search further, or give a new model")
+        prune_(model, self.sparsity, **self.options)
+        # Every rank draws the same weights, so DistributedDataParallel need not broadcast them before each pass.
+        masked = [name for name, _ in model.named_buffers() if ".parametrizations." in f".{name}"]
+        model._ddp_params_and_buffers_to_ignore = cast(Any, masked)
+        self._pruned = model
+
+    def begin(self, model: nn.Module, count_steps: Callable[[], float]) -> None:
+        """Make the steppers; a model that is trained further keeps its own. Steps are counted only if needed."""
+        if model is self._stepped:
+            return
+        recommended = self.options.get("preset") == "recommended"
+        if self._make_steppers is None and not recommended:
+            self.steppers = [IterativeRandomization(model)]
+        else:
+            steps = count_steps()
+            if not 1 <= steps < math.inf:
+                raise ValueError(f"the trainer runs for {steps} steps, which says nothing; give it max_steps")
+            make = self._make_steppers or (lambda model, steps: recommended_steppers(model, steps=steps))
+            self.steppers = list(make(model, int(steps)))
+        self._stepped = model
+
+    def step(self) -> None:
+        """Count one optimizer step."""
+        for stepper in self.steppers:
+            stepper.step()

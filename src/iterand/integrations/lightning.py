@@ -1,0 +1,69 @@
+"""A Lightning callback that searches with IteRand."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from iterand.errors import extra
+from iterand.integrations import MakeSteppers, Search
+
+with extra("lightning", "the Lightning callback"):
+    try:
+        from lightning.pytorch import Callback, LightningModule, Trainer
+    except ModuleNotFoundError as missing:
+        try:
+            from pytorch_lightning import Callback, LightningModule, Trainer
+        except ModuleNotFoundError:
+            raise missing from None
+
+
+class IteRand(Callback):
+    """Prune the module before its optimizers are made, and randomize after optimizer steps.
+
+    It works with the Trainer of ``lightning.pytorch`` and of ``pytorch_lightning``.
+
+    The module's state dict has the iteration counts, so a fit resumed from a checkpoint continues exactly. Steppers
+    step at the end of each batch after which ``trainer.global_step`` has grown: once for all batches whose gradients
+    are accumulated, and once if several optimizers have stepped in a batch.
+
+    Args:
+        sparsity: p, the share of weights pruned, as in ``prune_``. Without it the module must be masked already.
+        steppers: Called with the module and the number of optimizer steps; gives the steppers. The default is
+            ``IterativeRandomization(module)``, or ``recommended_steppers`` with ``preset="recommended"``.
+        options: Further arguments of ``prune_``.
+    """
+
+    def __init__(
+        self,
+        sparsity: float | Mapping[str, float] | None = None,
+        *,
+        steppers: MakeSteppers | None = None,
+        **options: Any,
+    ) -> None:
+        self.search = Search(sparsity, steppers, options)
+        self._step = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Prune before checkpoints are loaded and optimizers are made."""
+        workers = type(trainer.strategy.launcher).__name__ == "_MultiProcessingLauncher"
+        if workers and self.search.sparsity is not None:
+            raise ValueError(
+                "the strategy trains a copy of the module in worker processes, so pruning there would not reach the "
+                "module itself; prune_ it before fit, and leave out sparsity="
+            )
+        self.search.prune(pl_module)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the steppers."""
+        self.search.begin(pl_module, lambda: trainer.estimated_stepping_batches)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the step at which training starts or resumes."""
+        self._step = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Step, if an optimizer has."""
+        if trainer.global_step != self._step:
+            self._step = trainer.global_step
+            self.search.step()

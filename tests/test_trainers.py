@@ -1,0 +1,272 @@
+"""The callbacks for Lightning and Hugging Face's Trainer: kill and resume, accumulated gradients, two ranks."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import iterand
+import trainer_scripts
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what other packages warn of, release by release
+
+SCRIPT = Path(trainer_scripts.__file__)
+
+
+def run_script(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, timeout=300
+    )
+
+
+def rounds(ticket: Path) -> int:
+    return next(iter(iterand.read_ticket(ticket).layers.values())).header.rounds
+
+
+@pytest.mark.parametrize(("trainer", "package"), [("lightning", "lightning"), ("transformers", "transformers")])
+def test_killed_and_resumed_equals_unbroken(trainer, package, tmp_path):
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    folders = tmp_path / "unbroken", tmp_path / "killed"
+    for folder in folders:
+        folder.mkdir()
+    unbroken = trainer_scripts.fit(trainer, folders[0])
+    killed = run_script(trainer, folders[1], "--kill-after", 12)  # the last checkpoint is of step 10
+    assert killed.returncode == -9, killed.stderr[-2000:]
+    assert not list(folders[1].glob("*.ticket"))
+    resumed = trainer_scripts.fit(trainer, folders[1], resume=True)
+    assert unbroken["steps"] == resumed["steps"] == 20
+    assert len(unbroken["losses"]) == 20
+    assert resumed["losses"][-10:] == unbroken["losses"][-10:]
+    assert (folders[0] / "0.ticket").read_bytes() == (folders[1] / "0.ticket").read_bytes()
+    assert rounds(folders[0] / "0.ticket") == 20 // trainer_scripts.PERIOD
+
+
+class TestLightning:
+    @pytest.fixture(scope="class")
+    def lightning(self) -> Any:
+        return pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+
+    @pytest.fixture
+    def make(self, lightning, tmp_path):
+        """A module of 64 inputs, and a trainer for it."""
+
+        class Module(lightning.LightningModule):
+            def __init__(self, optimizers: int = 1) -> None:
+                super().__init__()
+                self.network = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+                self.count = optimizers
+                self.automatic_optimization = optimizers == 1
+
+            def training_step(self, batch: Any, index: int) -> Tensor:
+                inputs, labels = batch
+                loss = F.cross_entropy(self.network(inputs), labels)
+                if not self.automatic_optimization:
+                    self.manual_backward(loss)
+                    for optimizer in self.optimizers():
+                        optimizer.step()
+                        optimizer.zero_grad()
+                return loss
+
+            def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+                scores = iterand.scores(self)
+                return [torch.optim.SGD(scores[n :: self.count], lr=0.3, momentum=0.9) for n in range(self.count)]
+
+        def trainer(*callbacks: Any, **options: Any) -> Any:
+            usual = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "max_epochs": 2}
+            quiet = {"enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": tmp_path}
+            return lightning.Trainer(callbacks=list(callbacks), **(usual | quiet | options))
+
+        return Module, trainer
+
+    def test_equals_the_plain_loop(self, make, tmp_path):
+        from iterand.integrations.lightning import IteRand
+
+        Module, trainer = make
+        torch.manual_seed(0)
+        module = Module()
+        options = {"ranking": "global", "weights": "signed_constant"}
+        callback = IteRand(sparsity=0.6, steppers=trainer_scripts.steppers, **options)
+        trainer(callback).fit(module, trainer_scripts.batches())
+        assert callback.search.steppers[0].iteration == 10
+        model = iterand.prune_(Module(), 0.6, **options)
+        optimizer = torch.optim.SGD(iterand.scores(model), lr=0.3, momentum=0.9)
+        steppers = trainer_scripts.steppers(model, 10)
+        for _ in range(2):
+            for inputs, labels in trainer_scripts.batches():
+                optimizer.zero_grad()
+                F.cross_entropy(model.network(inputs), labels).backward()
+                optimizer.step()
+                for stepper in steppers:
+                    stepper.step()
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(tensor, module.state_dict()[name]), name
+
+    @pytest.mark.parametrize(
+        ("optimizers", "options", "steps"),
+        [(1, {"accumulate_grad_batches": 2}, 6), (2, {}, 10), (1, {"precision": "bf16-mixed"}, 10)],
+        ids=["accumulated gradients", "two optimizers", "bfloat16"],
+    )
+    def test_steps_once_after_optimizers(self, make, optimizers, options, steps):
+        from iterand.integrations.lightning import IteRand
+
+        Module, trainer = make
+        module, callback = Module(optimizers), IteRand(sparsity=0.6)
+        trainer(callback, **options).fit(module, trainer_scripts.batches())  # two epochs of five batches
+        assert [stepper.iteration for stepper in callback.search.steppers] == [steps]
+
+    def test_a_second_fit_continues_with_the_recommended_steppers_of_the_first(self, make):
+        from iterand.integrations.lightning import IteRand
+
+        Module, trainer = make
+        module, callback = Module(), IteRand(sparsity=0.6, preset="recommended")
+        first = trainer(callback)
+        first.fit(module, trainer_scripts.batches())
+        steppers = callback.search.steppers
+        trainer(callback).fit(module, trainer_scripts.batches())
+        assert callback.search.steppers == steppers
+        assert [type(stepper).__name__ for stepper in steppers] == ["IterativeRandomization"]
+        assert steppers[0].iteration == 20
+
+    def test_a_module_that_is_masked_already(self, make):
+        from iterand.integrations.lightning import IteRand
+
+        Module, trainer = make
+        module, callback = iterand.prune_(Module(), 0.6), IteRand()
+        trainer(callback).fit(module, trainer_scripts.batches())
+        assert callback.search.steppers[0].iteration == 10
+        with pytest.raises(ValueError, match=r"'network\.0\.weight' is masked already; leave out sparsity="):
+            trainer(IteRand(sparsity=0.6)).fit(module, trainer_scripts.batches())
+        with pytest.raises(ValueError, match="Module has no masked layer; call prune_ on it first"):
+            trainer(IteRand()).fit(Module(), trainer_scripts.batches())
+
+    def test_refusals(self, make):
+        from iterand.integrations.lightning import IteRand
+
+        Module, trainer = make
+        with pytest.raises(ValueError, match=r"^seed: options of prune_, which needs a sparsity; give sparsity="):
+            IteRand(seed=3)
+        with pytest.raises(ValueError, match="the trainer runs for inf steps, which says nothing; give it max_steps"):
+            trainer(IteRand(0.6, preset="recommended"), max_epochs=-1).fit(Module(), trainer_scripts.batches())
+        workers = trainer(strategy="ddp_fork", devices=2)
+        with pytest.raises(ValueError, match="the strategy trains a copy of the module in worker processes"):
+            IteRand(0.6).setup(workers, Module(), "fit")
+        IteRand().setup(workers, Module(), "fit")
+        averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging")
+        with pytest.raises(ValueError, match="use_buffers=True would average random weights"):
+            trainer(IteRand(0.6), averaging.WeightAveraging()).fit(Module(), trainer_scripts.batches())
+
+    def test_averaged_scores(self, make):
+        from iterand.integrations.lightning import IteRand
+
+        averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging")
+        Module, trainer = make
+        module = Module()
+        callbacks = IteRand(0.6, steppers=trainer_scripts.steppers), averaging.WeightAveraging(use_buffers=False)
+        trainer(*callbacks).fit(module, trainer_scripts.batches())
+        for layer in iterand.masked_layers(module).values():  # which has the averaged scores now
+            assert torch.equal(layer.weight, layer.parametrization.weight())
+            assert layer.draw.any()
+
+    def test_a_global_ranking_is_cut_once_a_step(self, make, monkeypatch):
+        from iterand.integrations.lightning import IteRand
+        from iterand.selection import GlobalRanking
+
+        Module, trainer = make
+        calls: list[int] = []
+        cuts = GlobalRanking.cuts
+        monkeypatch.setattr(GlobalRanking, "cuts", lambda self, masks: calls.append(0) or cuts(self, masks))
+        trainer(IteRand(0.6, ranking="global", weights="signed_constant")).fit(Module(), trainer_scripts.batches())
+        assert len(calls) == 10
+
+    def test_two_ranks_agree_without_talking_about_weights(self, lightning, tmp_path):
+        found = run_script("lightning", tmp_path, "--devices", 2)
+        assert found.returncode == 0, found.stderr[-2000:]
+        first, second = ((tmp_path / f"{rank}.ticket").read_bytes() for rank in range(2))
+        assert first == second
+        assert rounds(tmp_path / "0.ticket") == 12 // trainer_scripts.PERIOD
+
+
+class TestTransformers:
+    @pytest.fixture(scope="class")
+    def transformers(self) -> Any:
+        return pytest.importorskip("transformers", reason="transformers is not installed")
+
+    @pytest.fixture
+    def make(self, transformers, tmp_path):
+        tiny = {"n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+
+        def model() -> Any:
+            """A language model whose embedding and head are one tied tensor."""
+            return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=20, **tiny))
+
+        def trainer(model: Any, *callbacks: Any, **options: Any) -> Any:
+            tokens = torch.randint(20, (16, 6), generator=torch.Generator().manual_seed(0))
+            settings = {"output_dir": str(tmp_path), "per_device_train_batch_size": 2, "learning_rate": 0.05}
+            quiet = {"report_to": [], "use_cpu": True, "disable_tqdm": True, "save_steps": 2}
+            arguments = transformers.TrainingArguments(**(settings | quiet | options.pop("arguments", {})))
+            examples = [{"input_ids": row, "labels": row} for row in tokens]
+            return transformers.Trainer(
+                model, arguments, train_dataset=examples, callbacks=list(callbacks), **options
+            )  # fmt: skip
+
+        return model, trainer
+
+    def test_accumulated_gradients_and_tied_weights(self, make, tmp_path):
+        from iterand.integrations.transformers import IteRandCallback
+
+        model, trainer = make
+        arguments = {"gradient_accumulation_steps": 2, "max_steps": 4}
+        first, callback = model(), IteRandCallback(0.6, steppers=trainer_scripts.steppers_now)
+        trainer(first, callback, arguments=arguments).train()
+        assert [stepper.iteration for stepper in callback.search.steppers] == [4, 4]
+        resumed, callback = model(), IteRandCallback(0.6, steppers=trainer_scripts.steppers_now)
+        trainer(resumed, callback, arguments=arguments).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+        assert [stepper.iteration for stepper in callback.search.steppers] == [4, 4]
+        for name, tensor in first.state_dict().items():
+            assert torch.equal(tensor, resumed.state_dict()[name]), name
+        assert iterand.masked_layers(resumed)["transformer.wte.weight"].owners[1][0] is resumed.lm_head
+
+    def test_an_optimizer_from_before_pruning_is_refused(self, make):
+        from iterand.integrations.transformers import IteRandCallback
+
+        model, trainer = make
+        built = model()
+        optimizer = torch.optim.SGD(built.parameters(), lr=0.1)
+        with pytest.raises(ValueError, match="the optimizer that Trainer was given holds parameters from before"):
+            trainer(built, IteRandCallback(0.6), optimizers=(optimizer, None))
+        assert not iterand.masked_layers(built)
+
+    def test_resizing_embeddings_is_refused(self, make):
+        model, _ = make
+        masked = iterand.prune_(model(), 0.6)
+        before = {name: tensor.clone() for name, tensor in masked.state_dict().items()}
+        with pytest.raises(ValueError, match="embedding of 20 rows cannot be resized to 24; resize it before prune_"):
+            masked.resize_token_embeddings(24, mean_resizing=False)
+        for name, tensor in masked.state_dict().items():
+            assert torch.equal(tensor, before[name])
+        iterand.fold_(masked)
+        masked.tie_weights()
+        assert masked.resize_token_embeddings(24, mean_resizing=False).weight.shape == (24, 8)
+
+    def test_saved_and_loaded_as_transformers_does(self, make, tmp_path):
+        """The state of a masked model; a folded one is an ordinary checkpoint."""
+        from safetensors.torch import load_file
+
+        model, _ = make
+        masked = iterand.prune_(model(), 0.6, seed=1)
+        masked.save_pretrained(tmp_path / "masked")
+        other = iterand.prune_(model(), 0.6, seed=1)
+        missing, unexpected = other.load_state_dict(load_file(tmp_path / "masked" / "model.safetensors"), strict=False)
+        assert not unexpected
+        assert {name.split(".")[0] for name in missing} == {"lm_head"}  # saved once, as the embedding
+        tokens = torch.arange(6)[None]
+        expected = masked.eval()(tokens).logits
+        assert torch.equal(other.eval()(tokens).logits, expected)
+        iterand.fold_(masked).save_pretrained(tmp_path / "folded")
+        plain = type(model()).from_pretrained(tmp_path / "folded")
+        assert torch.equal(plain.eval()(tokens).logits, expected)
