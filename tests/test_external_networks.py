@@ -23,7 +23,6 @@ from iterand.lab.training.folder import RunFolder, default_path, read_checkpoint
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.run import run
 from iterand.lab.training.session import Session
-from iterand.lab.training.steps import EagerStep, Execution, choose_step
 from made_up_data import write_image_folder
 
 CPU = torch.device("cpu")
@@ -392,15 +391,6 @@ class TestCode:
         assert torch.equal(one, two)
         assert not torch.equal(one, other)
         assert torch.equal(torch.get_rng_state(), before)
-
-    def test_on_a_gpu_the_step_is_eager(self, project, caplog):
-        recipe, _ = own(project / "my.toml")
-        session = types.SimpleNamespace(
-            device=torch.device("cuda"), ranks=types.SimpleNamespace(count=1), recipe=recipe, steps_per_epoch=1
-        )
-        data = types.SimpleNamespace(train=None)
-        assert isinstance(choose_step(session, data, Execution()), EagerStep)
-        assert "only the networks of this package have them" in caplog.text
 
 
 class TestExtends:

@@ -1,5 +1,7 @@
 """The trainer's step with kernels does what the plain step does, whatever happens to the scores between two steps."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -42,9 +44,11 @@ def finds(monkeypatch):
     return found
 
 
-def session_of(*settings):
+def session_of(*settings, external=False):
     base = ["network.name=digits_conv", "training.batch_size=16", "method.name=iterand", "rate=0.5", "epochs=1"]
     recipe = recipe_file.override(Recipe(name="x"), [*base, *settings])
+    if external:
+        recipe = replace(recipe, network=replace(recipe.network, name="nets.py:build"))
     session = Session(recipe, build_network("digits_conv", width_factor=0.125, classes=10, seed=0), 2 * STEPS, CPU)
     session.set_learning_rate(0.1)
     return session
@@ -82,6 +86,19 @@ CASES = {
     "global": ["ranking=global", "sparsity=0.8"],
     "schedule": ["sparsity=0.8", "sparsity_schedule=cubic"],
 }
+
+
+def test_a_network_of_the_users_has_the_same_step(finds, monkeypatch):
+    session = session_of("period=2", external=True)
+    step = fused(session)
+    found, measured = trained(session, step), step.evaluate(_Whole())
+    assert len(finds) == STEPS + STEPS // 2 + 1
+    monkeypatch.undo()
+    session = session_of("period=2", external=True)
+    step = EagerStep(session)
+    for name, tensor in trained(session, step).items():
+        assert torch.equal(found[name], tensor), name
+    assert measured == step.evaluate(_Whole())
 
 
 @pytest.mark.parametrize("settings", CASES.values(), ids=CASES)

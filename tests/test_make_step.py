@@ -146,6 +146,23 @@ def test_with_kernels_it_is_the_loop(kernels, monkeypatch, options, optimizer, l
             assert torch.equal(state[name], tensor), name
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_with_kernels_a_plain_pass_masks_all_layers_at_once(kernels, monkeypatch):
+    from iterand.backend.triton.masks import ApplyMasks
+
+    runs, run = [], ApplyMasks.run
+    monkeypatch.setattr(ApplyMasks, "run", lambda self, masked: runs.append(1) or run(self, masked))
+    found = []
+    for _ in range(2):
+        model = network(**MODELS["global"])
+        outputs = model(images(0)) + model(images(1))  # two passes before one backward pass
+        outputs.square().sum().backward()
+        found.append([outputs.detach(), *(score.grad for score in iterand.scores(model))])
+        monkeypatch.undo()
+    assert len(runs) == 2
+    assert all(torch.equal(ours, plain) for ours, plain in zip(*found))
+
+
 def test_inputs_of_several_tensors():
     class Two(nn.Module):
         def __init__(self):

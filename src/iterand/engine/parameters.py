@@ -54,16 +54,12 @@ class MaskedWeights:
     @contextmanager
     def capturing(self) -> Iterator[None]:
         """While a graph is captured, addresses of gradients cannot come from the host: they are written afterwards."""
-        from iterand.backend.triton.layers import pointers
-
         for group in self._groups:
             group.table = torch.zeros(len(group.layers), dtype=torch.int64, device=group.addresses.device)
         try:
             yield
             for group in self._groups:
-                if group.table is not None and group.captured is not None:
-                    group.table.copy_(pointers(group.captured))
-                    group.kept.append((group.table, group.captured))
+                group.write_table()
         finally:
             for group in self._groups:
                 group.table = group.captured = None
@@ -145,6 +141,14 @@ class _Group:
         from iterand.backend.triton.masks import UpdateScores
 
         self.update = UpdateScores(self.cuts, self.weights, buffers, self.dtypes)
+
+    def write_table(self) -> None:
+        """Write the addresses of the captured gradients to the table that the graph reads, and keep both."""
+        from iterand.backend.triton.layers import pointers
+
+        if self.table is not None and self.captured is not None:
+            self.table.copy_(pointers(self.captured))
+            self.kept.append((self.table, self.captured))
 
     def table_of(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """The addresses of gradients in the layout of the leaves; 0 where there is none."""

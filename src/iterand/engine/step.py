@@ -1,7 +1,8 @@
 """``make_step``: a training step of any model and optimizer; on CUDA one graph, with kernels for all masked layers."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -140,12 +141,17 @@ class TrainingStep:
                 stepper.step()
         return loss
 
-    def masked_tensors(self) -> dict[str, Tensor]:
-        """The tensors of the model by the names that they have without masks, under the current scores."""
+    @contextmanager
+    def evaluating(self) -> Iterator[dict[str, Tensor]]:
+        """Let the model read its masked weights under the current scores, as a training step does.
+
+        Gives the tensors of the model by the names that they have without masks.
+        """
         if self._tensors_now() != self._prepared_for:
             self._prepare()
         self._masked.prepare()
-        return self._tensors
+        with self._masked.attached():
+            yield self._tensors
 
     # The plain loop
 

@@ -116,7 +116,8 @@ class Update:
 
     def end(self) -> None:
         """Record what neither torch nor a kernel has: that parameters were written, and that the optimizer stepped."""
-        increment_version(self._parameters)
+        for parameter in self._parameters:
+            increment_version(parameter)
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers warn without it
 
 

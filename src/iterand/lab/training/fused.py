@@ -16,6 +16,7 @@ from iterand.engine.fusion import fuse_
 from iterand.engine.graph import GraphCache, first_line
 from iterand.engine.step import TrainingStep
 from iterand.lab.data import Batch, Split
+from iterand.lab.networks.external import is_external
 from iterand.lab.networks.resnet import ResidualBlock
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.session import Session
@@ -30,41 +31,40 @@ class FusedStep:
 
     def __init__(self, session: Session, *, compile: bool, graph: bool = True) -> None:
         self._session = session
-        self._network = _Network.of(session, compile)
+        self._network = None if is_external(session.recipe.network.name) else _Network.of(session, compile)
         self._step = TrainingStep(
             session.model,
             session.optimizer,
             self._loss,
             precision=torch.bfloat16 if session.recipe.training.precision == "bfloat16" else None,
             capture=graph,
-            forward=self._forward,
+            forward=None if self._network is None else self._network.train,
         )
-        self._compile = compile
         self._sums = Sums(session.device)
         self._evaluation = GraphCache("of the evaluation", session.device, enabled=graph)
 
     @property
     def way(self) -> str:
         """How it is executed, by the name that ``iterand bench step`` uses."""
-        compiled = self._compile and self._network.compiles
+        compiled = self._network is not None and self._network.compiles
         return " ".join(["compiled"] * compiled + ["graph"] * self._step.replays) or "fused"
 
     def train(self, batch: Batch) -> None:
         """Forward, backward, update; add loss and hits to the sums of the epoch."""
-        self._step(batch.inputs, batch.labels)
+        if not self._session.model.training:
+            self._session.model.train()
+        inputs = batch.inputs if self._network is not None else to_layout(batch.inputs, self._session.recipe)
+        self._step(inputs, batch.labels)
 
     def evaluate(self, split: Split) -> dict[str, float]:
         """Mean loss and accuracy in percent on a split of the data."""
         self._sums.reset()
-        tensors = self._step.masked_tensors()
-        with torch.no_grad():
+        self._session.model.eval()
+        with torch.no_grad(), self._step.evaluating() as tensors:
             for batch in split.batches(torch.arange(len(split)), EVALUATION_BATCH):
                 work = partial(self._evaluate, tensors)
                 self._evaluation.run(self._step.preparations, work, (*batch.inputs, batch.labels))
         return self._sums.means(len(split))
-
-    def _forward(self, tensors: dict[str, Tensor], *inputs: Tensor) -> Tensor:
-        return self._network.train(tensors, *to_layout(inputs, self._session.recipe))
 
     def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         outputs = outputs.float()
@@ -74,7 +74,8 @@ class FusedStep:
 
     def _evaluate(self, tensors: dict[str, Tensor], batch: Sequence[Tensor]) -> Tensor:
         *inputs, labels = batch
-        self._sums.add(self._network.evaluate(tensors, *inputs), labels)
+        network = self._session.model if self._network is None else partial(self._network.evaluate, tensors)
+        self._sums.add(forward(network, tuple(inputs), self._session.recipe), labels)
         return self._sums.loss
 
 
@@ -111,6 +112,7 @@ class _Network:
     def train(self, tensors: dict[str, Tensor], *inputs: Tensor) -> Tensor:
         """The outputs in training mode."""
         self.skeleton.train()
+        inputs = to_layout(inputs, self._recipe)
         if self.compiles:
             try:
                 return self._compiled(tensors, *inputs)
@@ -120,9 +122,9 @@ class _Network:
         return self._call(tensors, *inputs)
 
     def evaluate(self, tensors: dict[str, Tensor], *inputs: Tensor) -> Tensor:
-        """The outputs in evaluation mode, in the precision of the recipe."""
+        """The outputs in evaluation mode."""
         self.skeleton.eval()
-        return forward(lambda *given: self._call(tensors, *given), inputs, self._recipe)
+        return self._call(tensors, *inputs)
 
     @cached_property
     def _compiled(self) -> Callable[..., Tensor]:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from iterand import backend
 from iterand.lab.data import Batch, Dataset, Split
 from iterand.lab.data.text import TextSplit, arranged
-from iterand.lab.networks.external import is_external
 from iterand.lab.training.distributed import ALONE, Ranks
 from iterand.lab.training.recipe import Recipe, TrainingRecipe
 from iterand.lab.training.session import Session
@@ -55,8 +54,6 @@ def choose_step(session: Session, data: Dataset[Split], execution: Execution) ->
     if session.device.type != "cuda" or session.ranks.count > 1:
         return EagerStep(session)
     reason = "texts differ in length" if isinstance(data.train, TextSplit) else backend.triton_problem(session.device)
-    if is_external(session.recipe.network.name):
-        reason = "only the networks of this package have them"
     if reason is None:
         from iterand.lab.training.fused import FusedStep
 
