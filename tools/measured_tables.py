@@ -115,8 +115,8 @@ def engine_randomize() -> Lines:
     """The time of a randomization."""
     found = _rows("randomize-h200.json", "randomize", "network", "what")
     titles = {
-        "randomize, cut known": "inside a training step (the cut is known)",
-        "randomize": "in your own loop (finds its cut)",
+        "randomize, cut known": "redraw alone (the cut is known)",
+        "randomize": "a round: find the cut and redraw",
         "regenerate": "write all weights from their draws",
         "copy": "copy stored weights",
     }

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from iterand import surgery
+from iterand import maskable
 from iterand.lab.experiments.library import find_recipe
 from iterand.lab.experiments.sweep import TRAINING_EXAMPLES
 from iterand.lab.networks import build_network
@@ -33,9 +33,10 @@ INPUTS = Path(__file__).parents[1] / "results" / "records" / "benchmarks" / "sca
 RANKS = (1, 8, 64)
 RECIPES = ("imagenet-resnet34", "imagenet-resnet50", "imagenet-resnet101", "imagenet-wide-resnet50-2")
 
-# Bytes a weight that a rank holds all the time: float32 weight, score, gradient and momentum, int32 draw.
-HELD = {"weight": 4, "score": 4, "gradient": 4, "momentum": 4, "draw": 4}
-SAVED = {"score": 4, "momentum": 4, "draw": 4}  # of these a checkpoint needs
+# Bytes a weight that a rank holds all the time: float32 weight, score, gradient and momentum, and a draw of one byte,
+# which is two after 255 rounds.
+HELD = {"weight": 4, "score": 4, "gradient": 4, "momentum": 4, "draw": 1}
+SAVED = {"score": 4, "momentum": 4, "draw": 1}  # of these a checkpoint needs
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Network:
             options = {"width_factor": recipe.network.width_factor, "classes": 1000}
             model = build_network(recipe.network.name, **options, seed=0)
         norms = [module.num_features for module in model.modules() if isinstance(module, _BatchNorm)]
-        chosen = surgery.choose(model, None, (), ())
+        chosen = maskable.choose(model, None, (), ())
         return cls(sum(owners[0].parameter.numel() for owners in chosen.values()), len(norms), sum(norms))
 
 
@@ -112,7 +113,7 @@ def table(inputs: dict[str, Any]) -> str:
         measured = inputs["step_milliseconds"].get(name, {})
         for ranks in RANKS:
             images = recipe.training.batch_size // ranks
-            held = sum(HELD.values()) * network.weights
+            held = (sum(HELD.values()) + 1) * network.weights  # of 1,040 rounds, so two bytes for a draw
             link = None if ranks == 1 else Link(**inputs["links"][str(ranks)]["values"])
             milliseconds = measured.get(str(images))
             took = whole = "not measured"

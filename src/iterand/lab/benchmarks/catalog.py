@@ -97,7 +97,7 @@ TARGETS = (
     Target("loop", {"network": "resnet18", "execution": "eager", "method": "masked"}, "ratio_to_dense", 1.3),
     Target("loop", {"execution": "eager", "method": "masked"}, "ratio_to_dense", 1.15, None),
     Target("step", {"network": "resnet18", "execution": _EXECUTION, "method": "sgd"}, "milliseconds", 2.39, "H200"),
-    # What a randomization adds to training: it shares its cut with the next step.
+    # The redraw alone.
     Target("randomize", {"network": "resnet18", "what": CUT_KNOWN}, "milliseconds", 0.1, "H200"),
     Target("randomize", {"network": "resnet50", "what": CUT_KNOWN}, "milliseconds", 0.2, "H200"),
 )

@@ -16,7 +16,7 @@ from iterand.randomization import find_cuts_on_device, randomize_, redraw_on_dev
 from iterand.selection import kept_count
 
 CUT_KNOWN = "randomize, cut known"
-"""The row of a randomization after a training step, which has found the cut."""
+"""The row of the redraw alone."""
 
 _SPARSITY = 0.6
 _RATE = 0.1
@@ -128,11 +128,11 @@ def _threshold(way: str, scores: list[Tensor], counts: list[int], together: bool
 
 def measure_randomize(options: Options, notify: Notify) -> Table:
     """Milliseconds of a randomization, and of writing all weights once, for each network."""
-    known = f"'{CUT_KNOWN}' is what a randomization adds to training, where each step has found the next cut."
+    known = f"'{CUT_KNOWN}' is the redraw alone."
     table = Table(
         "randomize",
         [
-            f"'randomize' is randomize_ at r = {_RATE} in your own loop, which finds the cut first.",
+            f"'randomize' is randomize_ at r = {_RATE}, which finds the cut first.",
             *([known] if _has_kernels(options.device) else []),
             "All tensors have the layout of the weights, as in training; host milliseconds are until the call returns.",
             "'regenerate' writes all weights from their draws, 'copy' from a stored copy.",
