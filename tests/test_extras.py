@@ -93,7 +93,7 @@ def test_packages_are_called_as_pip_knows_them(monkeypatch, package, name):
 @pytest.mark.parametrize(
     ("module", "packages", "sentence"),
     [
-        ("lightning", "lightning pytorch_lightning", "the Lightning callback needs lightning"),
+        ("lightning", "lightning lightning.pytorch pytorch_lightning", "the Lightning callback needs lightning"),
         ("transformers", "transformers", "the callback for Trainer needs transformers"),
         ("hub", "huggingface_hub", "the Hugging Face Hub needs huggingface_hub"),
     ],
