@@ -259,6 +259,7 @@ def only_some(model):
             {"optimizer": only_some},
             r"the optimizer does not train the scores of '5.weight'; make it over iterand.scores\(model\)",
         ),
+        ({"loss": None}, "loss_fn is None; it must be a function of the outputs and the targets"),
         ({"precision": torch.float16}, "precision is torch.float16; it must be torch.bfloat16"),
         ({"accumulation_steps": 0}, "accumulation_steps is 0; it is a number of batches"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0; it must be greater than 0"),

@@ -89,6 +89,8 @@ class TrainingStep:
         capture: bool = True,
         forward: Forward | None = None,
     ) -> None:
+        if not callable(loss_fn):
+            raise ValueError(f"loss_fn is {loss_fn!r}; it must be a function of the outputs and the targets")
         if precision not in (None, torch.float32, torch.bfloat16):
             raise ValueError(f"precision is {precision}; it must be torch.bfloat16, or None for the model's own")
         if max_grad_norm is not None and not max_grad_norm > 0:
