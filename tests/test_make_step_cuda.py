@@ -193,9 +193,10 @@ def test_settings_that_change_are_used():
     assert all(torch.equal(one, old) for one, old in zip(after, buffers))
 
 
-def test_a_state_that_is_loaded_and_a_model_that_moves_are_seen():
-    model = iterand.prune_(convolutional(), 0.5).cuda()
-    optimizer = torch.optim.SGD(iterand.scores(model), 0.1, momentum=0.9)
+@pytest.mark.parametrize("name", ["dense", "masked"])
+def test_a_state_that_is_loaded_and_a_model_that_moves_are_seen(name):
+    model = network(name)
+    optimizer = torch.optim.SGD(trainable(model), 0.1, momentum=0.9)
     step = iterand.make_step(model, optimizer, F.cross_entropy)
     for number in range(5):
         step(inputs("dense", number), TARGETS.cuda())

@@ -232,7 +232,7 @@ class TrainingStep:
 
     def _tensors_now(self) -> list[Any]:
         """Where tensors are and which take gradients: kernels and graphs are prepared for that."""
-        return [*self._masked.addresses(), *(parameter.requires_grad for parameter in self._parameters)]
+        return [*self._masked.addresses(), *((one.data_ptr(), one.requires_grad) for one in self._parameters)]
 
     def _work(self, tensors: Sequence[Any], *, structure: pytree.TreeSpec, first: bool, last: bool) -> Tensor:
         inputs, targets = pytree.tree_unflatten(list(tensors), structure)
