@@ -1,7 +1,11 @@
 """``make_step`` on a GPU: graphs of any model and optimizer against a plain loop, and what falls back."""
 
 import copy
+import gc
 import logging
+import re
+import warnings
+import weakref
 
 import pytest
 import torch
@@ -44,7 +48,9 @@ def network(name):
     model = Encoder() if "encoder" in name else convolutional()
     if "masked" in name:
         ranking = "global" if "global" in name else "layer"
-        iterand.prune_(model, 0.5, ranking=ranking, norms="keep")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", iterand.UnmaskedWarning)  # the encoder's positions stay trainable
+            iterand.prune_(model, 0.5, ranking=ranking, norms="keep")
     return model.cuda()
 
 
@@ -138,12 +144,47 @@ class Waits(nn.Module):
 
 def test_a_model_that_waits_runs_directly_and_the_log_says_why_once(log):
     model = iterand.prune_(Waits(), 0.5).cuda()
-    step = iterand.make_step(model, torch.optim.SGD(iterand.scores(model), 0.1), F.cross_entropy)
-    losses = [step(inputs("dense", 0), TARGETS.cuda()).item() for _ in range(8)]
-    assert len(set(losses)) == 8
+    plain, stream = copy.deepcopy(model), torch.cuda.current_stream()
+    optimizer = torch.optim.SGD(iterand.scores(plain), 10.0)
+    step = iterand.make_step(model, torch.optim.SGD(iterand.scores(model), 10.0), F.cross_entropy)
+    for number in range(8):
+        wanted = F.cross_entropy(plain(inputs("dense", number)), TARGETS.cuda())
+        torch.testing.assert_close(step(inputs("dense", number), TARGETS.cuda()), wanted, rtol=1e-3, atol=1e-4)
+        optimizer.zero_grad()
+        wanted.backward()
+        optimizer.step()
     assert not step.replays
+    assert torch.cuda.current_stream() == stream
     (record,) = log.records
-    assert record.getMessage().startswith("without a CUDA graph of the step, so slower than it could be: ")
+    message = "without a CUDA graph of the step, so slower than it could be: .*stream is capturing.* \\(.*:%d\\)"
+    assert re.fullmatch(message % (Waits.forward.__code__.co_firstlineno + 1), record.getMessage())
+
+
+def test_garbage_does_not_end_a_capture():
+    """A graph that is part of a cycle is destroyed by the garbage collector, at any time."""
+
+    class Collects(nn.Sequential):
+        def forward(self, images):
+            if torch.cuda.is_current_stream_capturing() and gc.isenabled():
+                gc.collect()
+            return super().forward(images)
+
+    for _ in range(3):
+        model = iterand.prune_(Collects(convolutional()), 0.5).cuda()
+        step = iterand.make_step(model, torch.optim.SGD(iterand.scores(model), 0.1), F.cross_entropy)
+        for number in range(5):
+            step(inputs("dense", number), TARGETS.cuda())
+        assert step.replays
+        step.itself = step
+
+
+def test_an_optimizer_keeps_no_step_alive():
+    model = iterand.prune_(convolutional(), 0.5).cuda()
+    optimizer = torch.optim.SGD(iterand.scores(model), 0.1)
+    step = weakref.ref(iterand.make_step(model, optimizer, F.cross_entropy))
+    gc.collect()
+    assert step() is None
+    optimizer.load_state_dict(optimizer.state_dict())
 
 
 def test_an_optimizer_that_counts_on_the_host_runs_directly(log):
@@ -205,7 +246,7 @@ def test_a_state_that_is_loaded_and_a_model_that_moves_are_seen(name):
     for move in (lambda: None, lambda: model.cpu().cuda(), lambda: model.to(memory_format=torch.channels_last)):
         move()
         model.load_state_dict(saved[0])
-        optimizer.load_state_dict(saved[1])
+        optimizer.load_state_dict(copy.deepcopy(saved[1]))  # torch's optimizers continue with the tensors they load
         again = [step(inputs("dense", number), TARGETS.cuda()).item() for number in range(5, 9)]
         torch.testing.assert_close(again, first, rtol=1e-3, atol=1e-4)
 

@@ -1,9 +1,12 @@
 """Capture and replay of CUDA graphs: all kernels of a piece of work on one batch as a single launch."""
 
+import gc
 import logging
+import traceback
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,11 +36,16 @@ class CapturedGraph:
         side.wait_stream(current)
         self._graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(self._graph, pool=pool, stream=side):
+            with (
+                _no_garbage_collection(),
+                torch.cuda.stream(side),  # if it fails, torch.cuda.graph does not restore the current stream
+                # Other threads may use the device meanwhile, as those of a DataLoader that pins memory do.
+                torch.cuda.graph(self._graph, pool=pool, stream=side, capture_error_mode="thread_local"),
+            ):
                 self._result = work(self._batch)
         except Exception as error:
             torch.cuda.set_rng_state(rng_state, device)
-            raise CannotCapture(str(error) or type(error).__name__) from error
+            raise CannotCapture(_reason(error)) from error
         finally:
             current.wait_stream(side)
 
@@ -112,6 +120,28 @@ class GraphCache:
 def first_line(error: BaseException) -> str:
     """The first line of what an error says."""
     return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong first, and in which line: the end of a capture fails with an error of its own."""
+    while error.__context__ is not None:
+        error = error.__context__
+    torch_folder = str(Path(torch.__file__).parent)
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(torch_folder)]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return first_line(error) + place
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Destroying a graph that is garbage would end the capture of another."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:

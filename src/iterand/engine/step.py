@@ -1,6 +1,7 @@
 """``make_step``: a training step of any model and optimizer; on CUDA one graph, with kernels for all masked layers."""
 
 import logging
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -115,7 +116,7 @@ class TrainingStep:
             logger.warning("without a CUDA graph of the step, so slower than it could be: the model is distributed")
         if self._on_device:
             self._prepare()
-            optimizer.register_load_state_dict_post_hook(lambda optimizer: self._prepare())
+            _prepare_again_after_loading(optimizer, weakref.ref(self))
 
     @property
     def replays(self) -> bool:
@@ -301,6 +302,16 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> list[nn.Paramete
     if frozen == len(parameters):
         raise ValueError(f"none of the {frozen} tensors of the optimizer takes gradients; {way_out}")
     return parameters
+
+
+def _prepare_again_after_loading(optimizer: Optimizer, step: "weakref.ref[TrainingStep]") -> None:
+    """Loading replaces the tensors of the optimizer's state. The optimizer does not keep the step alive."""
+
+    def prepare(optimizer: Optimizer) -> None:
+        if (mine := step()) is not None:
+            mine._prepare()
+
+    optimizer.register_load_state_dict_post_hook(prepare)
 
 
 def _has_kernels(device: torch.device) -> bool:
