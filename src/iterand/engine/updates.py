@@ -42,7 +42,8 @@ class Update:
             self.problem = f"{type(optimizer).__name__} has no option capturable"
         for layer in masked.layers:
             layer.score.grad = None
-            _match_layout_(optimizer.state.get(layer.score, {}), layer.score)
+        for parameter in self._parameters:  # fused implementations and kernels take one layout only
+            _match_layout_(optimizer.state.get(parameter, {}), parameter)
         self._sums = [torch.zeros_like(parameter) for parameter in others] if accumulates else []
         self._kernel = None if accumulates or max_norm is not None else _plain_sgd(optimizer, masked)
         if self._kernel is not None:
@@ -79,8 +80,10 @@ class Update:
         else:
             self._masked.gradients(scores, add=not first)
         for number, (parameter, gradient) in enumerate(zip(self._others, others)):
-            if not self._accumulates or gradient is None:
-                parameter.grad = gradient
+            if gradient is None:
+                parameter.grad = None
+            elif not self._accumulates:
+                parameter.grad = _in_layout(gradient, parameter)
             else:
                 parameter.grad = self._sums[number]
                 parameter.grad.copy_(gradient) if first else parameter.grad.add_(gradient)
@@ -104,11 +107,11 @@ class Update:
         if self.problem is not None:
             yield
             return
-        options: dict[str, Any] = {"fused": True, "foreach": False} if isinstance(self._optimizer, SGD) else {}
-        before = [{name: group[name] for name in ("lr", *options)} for group in groups]
+        fused: dict[str, Any] = {"fused": True, "foreach": False}
+        before = [{name: group[name] for name in ("lr", *fused) if name in group} for group in groups]
         try:
             for group, rate in zip(groups, self._rates):
-                group.update(options, lr=rate)
+                group.update(fused if _fuses(self._optimizer, group) else {}, lr=rate)
             yield
         finally:
             for group, own in zip(groups, before):
@@ -140,6 +143,18 @@ def _momentum_buffer(optimizer: Optimizer, parameter: nn.Parameter) -> Tensor:
         state["momentum_buffer"] = torch.zeros_like(parameter.detach())
     buffer: Tensor = state["momentum_buffer"]
     return buffer
+
+
+def _fuses(optimizer: Optimizer, group: dict[str, Any]) -> bool:
+    """Whether to take torch's fused implementation: always for SGD, which waits for the device in the others."""
+    return isinstance(optimizer, SGD) or group.get("fused", False) is group.get("foreach", True) is None
+
+
+def _in_layout(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """A gradient in the memory layout of its parameter."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def _match_layout_(state: dict[str, Any], parameter: Tensor) -> None:
