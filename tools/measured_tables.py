@@ -97,6 +97,41 @@ def engine_step() -> Lines:
     return [*conditions(read_json("step-h200.json"), what), *markdown(head, rows)]
 
 
+def engine_loop() -> Lines:
+    """A step of other people's models, by a plain loop and by make_step."""
+    titles = {
+        "resnet18": "ResNet18 (32 × 32)", "timm:resnet18": "timm resnet18", "timm:resnet50": "timm resnet50",
+        "timm:vit_tiny_patch16_224": "timm vit_tiny", "bert": "BERT-base (128 tokens)",
+    }  # fmt: skip
+    names = ("loop-resnet18-h200.json", "loop-h200.json")
+    found = {key: row for name in names for key, row in _rows(name, "loop", "network", "execution", "method").items()}
+    rows = []
+    for network, title in titles.items():
+        cells = [title, str(found[network, "eager", "dense"]["batch"])]
+        for execution in ("eager", "make_step"):
+            masked = found[network, execution, "masked"]
+            times = [found[network, execution, method]["milliseconds"]["median"] for method in ("dense", "masked")]
+            cells += [*map(_number, times), f"{masked['ratio_to_dense']['median']:.2f}"]
+        cells += [f"{masked['speedup_over_eager']['median']:.1f}", f"{masked['memory_ratio']:.2f}"]
+        rows.append(cells)
+    what = "Milliseconds of a training step, bfloat16, median of 9 rounds in which all take turns; "
+    what += "224 × 224 images where not said otherwise; ratios are masked ÷ dense; ResNet18 (32 × 32) at commit "
+    what += read_json(names[0])["environment"]["commit"][:7]
+    head = [
+        "",
+        "batch",
+        "eager: dense",
+        "masked",
+        "ratio",
+        "make_step: dense",
+        "masked",
+        "ratio",
+        "over eager",
+        "memory",
+    ]
+    return [*conditions(read_json(names[1]), what), *markdown(head, rows)]
+
+
 def engine_cut() -> Lines:
     """The time of a cut over the number of scores."""
     found = _rows("select-h200.json", "select", "subject", "weights", "way")
@@ -417,6 +452,7 @@ def network_weights() -> Lines:
 TABLES: dict[str, Callable[[], Lines]] = {
     "benchmarks": benchmarks,
     "engine-step": engine_step,
+    "engine-loop": engine_loop,
     "engine-cut": engine_cut,
     "engine-randomize": engine_randomize,
     "engine-convolutions": engine_convolutions,
