@@ -1,0 +1,855 @@
+"""The operations of a network for inference: what is found, what is folded, what is refused."""
+
+import copy
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import iterand
+from iterand.errors import IterandError
+from iterand.inference.graph import (
+    Add,
+    Affine,
+    AveragePool,
+    Concatenate,
+    Convolution,
+    Flatten,
+    FoldedModule,
+    Linear,
+    MaxPool,
+    Node,
+    Value,
+    trace,
+)
+from iterand.lab.networks import build_network
+
+TICKETS = Path(__file__).parents[1] / "results" / "tickets"
+LAYERS = "convolution, linear, batch norm, ReLU, max and average pooling, add, concatenate and flatten"
+
+
+class Wired(nn.Module):
+    """A module with these layers, and a function as its forward."""
+
+    def __init__(self, wiring, **layers):
+        super().__init__()
+        self.wiring = wiring
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, images):
+        return self.wiring(self, images)
+
+
+@torch.no_grad()
+def scramble_(model, seed=0):
+    """Random statistics, factors and shifts for all batch norms, of both signs; other biases too."""
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
+            module.running_mean.normal_(0, 0.5, generator=generator)
+            module.running_var.uniform_(0.5, 2, generator=generator)
+            if module.affine:
+                module.weight.copy_(torch.empty_like(module.weight).uniform_(0.5, 1.5, generator=generator))
+                module.weight[::3] *= -1
+        if isinstance(getattr(module, "bias", None), nn.Parameter):
+            module.bias.normal_(0, 0.5, generator=generator)
+    return model
+
+
+def calculate(graph, images):
+    """The output by the formulas of the nodes, in float64."""
+    values = {graph.input: images.double()}
+    for node in graph.nodes:
+        first, *others = (values[value] for value in node.inputs)
+        planes = first.unsqueeze(2) if first.ndim == 3 else first
+        per_channel = (-1, *[1] * (len(node.output.shape) - 1))
+        if isinstance(node, Convolution):
+            weight = torch.tensor(node.weight).double()
+            output = F.conv2d(planes, weight, None, node.stride, node.padding, node.dilation, node.groups)
+        elif isinstance(node, Linear):
+            output = first @ torch.tensor(node.weight).double().T
+        elif isinstance(node, MaxPool):
+            assert node.dilation == (1, 1)
+            output = F.max_pool2d(planes, node.kernel, node.stride, node.padding)
+        elif isinstance(node, AveragePool):
+            counted = node.count_include_pad
+            output = F.avg_pool2d(planes, node.kernel, node.stride, node.padding, count_include_pad=counted)
+        elif isinstance(node, Concatenate):
+            output, others = torch.cat([first, *others], 1), []
+        else:
+            assert isinstance(node, (Affine, Add, Flatten))
+            output = first
+        output = output.reshape(len(images), *node.output.shape)
+        if isinstance(node, (Convolution, Linear, Affine)):
+            scale, shift = (torch.tensor(array).double().reshape(per_channel) for array in (node.scale, node.shift))
+            output = scale * output + shift
+        assert len(others) <= (not isinstance(node, (Affine, Flatten, MaxPool, AveragePool)))
+        output = output + others[0] if others else output
+        values[node.output] = output.clamp(min=0) if getattr(node, "relu", False) else output
+    return values[graph.output]
+
+
+def close(found, expected):
+    assert found.shape == expected.shape
+    assert found.dtype == torch.float32
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def check(model, *shape, batch=3):
+    """Trace the model, compare outputs with those of torch, and check what every graph has to be."""
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    graph = trace(model, torch.zeros(1, *shape))
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+
+    values = [graph.input, *(node.output for node in graph.nodes)]
+    assert [value.name for value in values] == [f"v{number}" for number in range(len(values))]
+    assert graph.input.shape == shape
+    for number, node in enumerate(graph.nodes, 1):
+        assert set(node.inputs) <= set(values[:number])
+        for name in ("weight", "scale", "shift"):
+            array = getattr(node, name, None)
+            assert array is None or (array.dtype == np.float32 and array.flags.c_contiguous)
+        for name in ("kernel", "stride", "padding", "dilation"):
+            pair = getattr(node, name, (1, 1))
+            assert isinstance(pair, tuple)
+            assert [type(size) for size in pair] == [int, int]
+        if isinstance(node, Convolution):
+            assert node.weight.ndim == 4
+
+    images = torch.randn(batch, *shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = copy.deepcopy(model).eval()(images.clone())
+        close(calculate(graph, images).float(), expected)
+        close(FoldedModule(graph)(images), expected)
+    return graph
+
+
+def kinds(graph):
+    return [type(node).__name__ for node in graph.nodes]
+
+
+# The networks of the lab, and tickets.
+
+
+@pytest.mark.parametrize(
+    ("name", "width_factor", "shape", "counted"),
+    [
+        ("conv6", 0.1, (3, 32, 32), {Convolution: 6, MaxPool: 3, Flatten: 1, Linear: 3}),
+        ("digits_conv", 0.5, (1, 8, 8), {Convolution: 4, MaxPool: 2, Flatten: 1, Linear: 1}),
+        ("vgg11", 0.05, (3, 32, 32), {Convolution: 8, MaxPool: 4, AveragePool: 1, Flatten: 1, Linear: 1}),
+        ("resnet20", 0.5, (3, 32, 32), {Convolution: 21, AveragePool: 1, Flatten: 1, Linear: 1}),
+        ("resnet18_cifar", 0.05, (3, 16, 16), {Convolution: 21, AveragePool: 1, Flatten: 1, Linear: 1}),
+        ("resnet34_cifar", 0.05, (3, 16, 16), {Convolution: 37, AveragePool: 1, Flatten: 1, Linear: 1}),
+        ("resnet50_imagenet", 0.05, (3, 64, 64), {Convolution: 53, MaxPool: 1, AveragePool: 1, Flatten: 1, Linear: 1}),
+    ],
+)
+def test_networks_of_the_lab(name, width_factor, shape, counted):
+    """All norms, ReLUs and additions are folded."""
+    graph = check(scramble_(build_network(name, width_factor=width_factor)), *shape)
+    assert Counter(type(node) for node in graph.nodes) == counted
+    if name == "resnet20":
+        first = graph.nodes[0]
+        assert (first.where, first.inputs, first.relu) == ("stem.0.convolution", (graph.input,), True)
+        assert [len(node.inputs) for node in graph.nodes[1:5]] == [1, 2, 1, 2]
+        assert graph.nodes[4].inputs[1] == graph.nodes[2].output
+        assert graph.nodes[-1].where == "classifier"
+        assert graph.nodes[-1].output == graph.output == Value("v24", (10,))
+
+
+@pytest.mark.parametrize("name", ["best-resnet20-e21621f5ed", "best-vgg11-f5591dd60a"])
+def test_tickets_of_the_repository(name):
+    """Norms are shifted; weights stay the ticket's: 0, c and −c for one c a layer."""
+    network = iterand.load_ticket(TICKETS / f"{name}.ticket")
+    graph = check(network, 3, 32, 32)
+    state = network.state_dict()
+    layers = [node for node in graph.nodes if isinstance(node, (Convolution, Linear))]
+    assert len(layers) == len(iterand.read_ticket(TICKETS / f"{name}.ticket").layers) - sum(
+        isinstance(module, nn.BatchNorm2d) for module in network.modules()
+    )
+    for node in layers:
+        assert np.array_equal(node.weight, state[f"{node.where}.weight"].numpy())
+        assert len(np.unique(np.abs(node.weight[node.weight != 0]))) == 1
+    assert not any(isinstance(node, (Affine, Add)) for node in graph.nodes)
+
+
+# Operations and folds, by small networks of their own.
+
+RELU = nn.ReLU()
+
+
+def norm(channels=4, **options):
+    return nn.BatchNorm2d(channels, **options)
+
+
+def conv(inputs=4, outputs=4, kernel=3, **options):
+    return nn.Conv2d(inputs, outputs, kernel, **{"padding": kernel // 2} | options)
+
+
+CASES = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(5, 4), RELU, nn.Linear(4, 3, bias=False)), (5,), "Linear Linear"),
+    "linear, norm": (lambda: nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), RELU), (5,), "Linear"),
+    "bias and norm": (lambda: nn.Sequential(conv(), norm()), (4, 5, 5), "Convolution"),
+    "norm without factors": (lambda: nn.Sequential(conv(), norm(affine=False)), (4, 5, 5), "Convolution"),
+    "two norms": (lambda: nn.Sequential(conv(), norm(), norm(eps=0.1)), (4, 5, 5), "Convolution"),
+    "norm first": (lambda: nn.Sequential(norm(), RELU, conv()), (4, 5, 5), "Affine Convolution"),
+    "norm after ReLU": (lambda: nn.Sequential(conv(), RELU, norm(), RELU), (4, 5, 5), "Convolution Affine"),
+    "norm of features": (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12)), (3, 2, 2), "Flatten Affine"),
+    "output of a convolution": (lambda: conv(stride=2, bias=False), (4, 5, 6), "Convolution"),
+    "kernel and stride of two sizes": (
+        lambda: nn.Conv2d(2, 3, (1, 4), (2, 1), (0, 1), (1, 2)),
+        (2, 5, 9),
+        "Convolution",
+    ),
+    "groups": (lambda: conv(4, 8, groups=4, stride=2), (4, 6, 6), "Convolution"),
+    "dilation": (lambda: conv(dilation=2, padding=3), (4, 6, 6), "Convolution"),
+    "same and valid": (
+        lambda: nn.Sequential(conv(kernel=5, padding="same", dilation=2), conv(padding="valid")),
+        (4, 6, 6),
+        "Convolution Convolution",
+    ),
+    "even kernel, dilated": (lambda: conv(kernel=2, padding="same", dilation=2), (4, 6, 6), "Convolution"),
+    "the input itself": (lambda: nn.Sequential(), (3, 4), ""),
+    "only ReLU": (lambda: RELU, (3, 4), "Affine"),
+    "ReLU twice": (lambda: nn.Sequential(conv(), RELU, RELU), (4, 5, 5), "Convolution"),
+    "ReLU in place": (
+        lambda: nn.Sequential(conv(), norm(), nn.ReLU(inplace=True), nn.Dropout2d(0.5, inplace=True), conv()),
+        (4, 5, 5),
+        "Convolution Convolution",
+    ),
+    "ReLU after pooling": (
+        lambda: Wired(lambda m, x: F.relu(F.max_pool2d(m.conv(x), 2)).flatten(1).relu(), conv=conv()),
+        (4, 6, 6),
+        "Convolution MaxPool Flatten",
+    ),
+    "ReLU after average pooling": (
+        lambda: nn.Sequential(conv(), nn.AvgPool2d(2), RELU, nn.Flatten()),
+        (4, 6, 6),
+        "Convolution AveragePool Affine Flatten",
+    ),
+    "ReLU after pooling that is read twice": (
+        lambda: Wired(lambda m, x: F.relu(y := F.max_pool2d(m.conv(x), 2)) + y, conv=conv()),
+        (4, 6, 6),
+        "Convolution MaxPool Affine Add",
+    ),
+    "a convolution that is read twice": (
+        lambda: Wired(lambda m, x: F.relu(m.norm(y := m.conv(x))) + y, conv=conv(), norm=norm()),
+        (4, 5, 5),
+        "Convolution Affine Add",
+    ),
+    "a convolution read by its sum and the output": (
+        lambda: Wired(lambda m, x: (y := m.conv(x)) + m.conv(y), conv=conv()),
+        (4, 5, 5),
+        "Convolution Convolution",
+    ),
+    "residual of two convolutions": (
+        lambda: Wired(lambda m, x: F.relu(m.n(m.a(x)) + m.b(x)), a=conv(), b=conv(), n=norm()),
+        (4, 5, 5),
+        "Convolution Convolution",
+    ),
+    "residual that is computed later": (
+        lambda: Wired(lambda m, x: F.relu(m.a(x) + F.relu(m.b(x))), a=conv(), b=conv()),
+        (4, 5, 5),
+        "Convolution Convolution",
+    ),
+    "residuals in a chain": (
+        lambda: Wired(lambda m, x: m.a(x) + m.b(x) + m.c(x), a=conv(), b=conv(), c=conv()),
+        (4, 5, 5),
+        "Convolution Convolution Convolution",
+    ),
+    "residual of linear layers": (
+        lambda: Wired(lambda m, x: F.relu(x + m.a(x)), a=nn.Linear(6, 6)),
+        (6,),
+        "Linear",
+    ),
+    "norm after a sum": (
+        lambda: Wired(lambda m, x: F.relu(m.n(m.a(x) + x)), a=conv(), n=norm()),
+        (4, 5, 5),
+        "Convolution Affine",
+    ),
+    "twice itself": (
+        lambda: Wired(lambda m, x: F.relu((y := m.a(x)) + y), a=conv()),
+        (4, 5, 5),
+        "Convolution Add",
+    ),
+    "sum of the input": (lambda: Wired(lambda m, x: x + x), (4,), "Add"),
+    "sums in place": (
+        lambda: Wired(lambda m, x: F.relu_(m.a(x).add_(m.b(x)).add_(x)), a=conv(), b=conv()),
+        (4, 5, 5),
+        "Convolution Convolution Add",
+    ),
+    "sum without a layer": (
+        lambda: Wired(lambda m, x: F.relu(F.relu(m.a(x)) + x), a=conv()),
+        (4, 5, 5),
+        "Convolution Add",
+    ),
+    "shared layers": (
+        lambda: Wired(lambda m, x: m.a(F.relu(m.n(m.a(F.relu(m.n(m.a(x))))))), a=conv(), n=norm()),
+        (4, 5, 5),
+        "Convolution Convolution Convolution",
+    ),
+    "unused layers": (
+        lambda: Wired(lambda m, x: (F.silu(m.a(x)), m.b(x))[1], a=conv(), b=conv()),
+        (4, 5, 5),
+        "Convolution",
+    ),
+    "concatenation": (
+        lambda: Wired(lambda m, x: m.b(torch.cat([m.a(x), x, x], -3)), a=conv(4, 2), b=conv(10, 3)),
+        (4, 5, 5),
+        "Convolution Concatenate Convolution",
+    ),
+    "concatenation of features": (
+        lambda: Wired(lambda m, x: torch.concat([torch.cat([x], 1), m.a(x)], dim=1), a=nn.Linear(4, 2)),
+        (4,),
+        "Linear Concatenate",
+    ),
+    "max pooling": (
+        lambda: nn.Sequential(nn.MaxPool2d((3, 2), (2, 1), (1, 0)), nn.MaxPool2d(2)),
+        (4, 7, 6),
+        "MaxPool MaxPool",
+    ),
+    "ceil_mode without a difference": (
+        lambda: nn.Sequential(nn.MaxPool2d(2, ceil_mode=True), nn.AvgPool2d(3, ceil_mode=True)),
+        (4, 6, 6),
+        "MaxPool AveragePool",
+    ),
+    "average pooling": (
+        lambda: nn.Sequential(nn.AvgPool2d(3, 2, 1), nn.AvgPool2d((2, 3), 1, 1, count_include_pad=False)),
+        (4, 7, 6),
+        "AveragePool AveragePool",
+    ),
+    "adaptive average pooling": (
+        lambda: nn.Sequential(nn.AdaptiveAvgPool2d((None, 2)), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        (4, 3, 6),
+        "AveragePool AveragePool Flatten",
+    ),
+    "mean": (lambda: Wired(lambda m, x: x.mean((2, 3))), (4, 3, 5), "AveragePool Flatten"),
+    "mean from the end": (lambda: Wired(lambda m, x: x.mean((-1, -2), keepdim=True)), (4, 3, 5), "AveragePool"),
+    "mean of rows": (lambda: Wired(lambda m, x: x.mean(3, keepdim=True)), (4, 3, 5), "AveragePool"),
+    "mean of a sequence": (lambda: Wired(lambda m, x: x.mean(-1)), (4, 5), "AveragePool Flatten"),
+    "view": (lambda: Wired(lambda m, x: x.view(x.size(0), -1)), (4, 3, 5), "Flatten"),
+    "views": (lambda: Wired(lambda m, x: x.reshape(-1, 60).view(len(x), 60)), (4, 3, 5), "Flatten"),
+    "squeeze": (
+        lambda: Wired(lambda m, x: F.adaptive_avg_pool2d(x, 1).squeeze(-1).squeeze(-1)),
+        (4, 3, 5),
+        "AveragePool Flatten",
+    ),
+    "squeeze of everything": (
+        lambda: Wired(lambda m, x: F.avg_pool2d(x, 3).squeeze()),
+        (4, 3, 3),
+        "AveragePool Flatten",
+    ),
+    "there and back": (
+        lambda: Wired(lambda m, x: m.a(m.a(x).unsqueeze(1).squeeze(1)), a=conv()),
+        (4, 3, 3),
+        "Convolution Convolution",
+    ),
+    "no operation": (
+        lambda: Wired(lambda m, x: m.d(m.i(x)).contiguous().clone().float().detach(), d=nn.Dropout(), i=nn.Identity()),
+        (4, 3),
+        "",
+    ),
+    "1d": (
+        lambda: nn.Sequential(
+            nn.Conv1d(3, 4, 3, 2, 1, bias=False),
+            nn.BatchNorm1d(4),
+            RELU,
+            nn.MaxPool1d(3, 2, 1),
+            nn.Conv1d(4, 6, 3, padding="same", dilation=2, groups=2),
+            RELU,
+            nn.AvgPool1d(2),
+            nn.AdaptiveAvgPool1d(2),
+            nn.Flatten(),
+            nn.Linear(12, 3),
+        ),
+        (3, 33),
+        "Convolution MaxPool Convolution AveragePool AveragePool Flatten Linear",
+    ),
+    "1d norm": (lambda: nn.Sequential(nn.BatchNorm1d(3), RELU), (3, 5), "Affine"),
+    "no_grad in forward": (lambda: Wired(lambda m, x: torch.no_grad()(m.a)(x), a=conv()), (4, 5, 5), "Convolution"),
+    "weight norm": (
+        lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)),
+        (4,),
+        "Linear",
+    ),
+    "counting its calls": (
+        lambda: Wired(lambda m, x: (m.calls.add_(1), m.a(x))[1], a=nn.Linear(4, 3), calls=nn.Buffer(torch.zeros(()))),
+        (4,),
+        "Linear",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operations_and_folds(name):
+    build, shape, expected = CASES[name]
+    torch.manual_seed(0)
+    graph = check(scramble_(build()), *shape)
+    if expected is not None:
+        assert " ".join(kinds(graph)) == expected
+
+
+def test_scale_and_shift_are_rounded_once():
+    """They are computed in float64 from the values that torch has."""
+    torch.manual_seed(0)
+    model = scramble_(nn.Sequential(nn.Conv1d(3, 64, 3), nn.BatchNorm1d(64, eps=1e-3), nn.BatchNorm1d(64)))
+    (node,) = trace(model, torch.zeros(1, 3, 8)).nodes
+    layer, *norms = model
+    scale, shift = np.ones(64), layer.bias.detach().double().numpy()
+    for one in norms:
+        mean, variance, factor, bias = (
+            tensor.detach().double().numpy() for tensor in (one.running_mean, one.running_var, one.weight, one.bias)
+        )
+        factor = factor / np.sqrt(variance + one.eps)
+        scale, shift = scale * factor, (shift - mean) * factor + bias
+    for found, exact in ((node.scale, scale), (node.shift, shift)):
+        assert (np.abs(found - exact) <= 0.501 * np.spacing(np.abs(found))).all()
+    assert np.array_equal(node.weight[:, :, 0], layer.weight.detach().numpy())
+
+
+def test_layers_of_one_module_share_an_array_that_the_model_does_not():
+    model = Wired(lambda m, x: m.a(m.a(x)), a=conv())
+    first, second = trace(model, torch.zeros(1, 4, 5, 5)).nodes
+    assert first.weight is second.weight
+    before = first.weight.copy()
+    with torch.no_grad():
+        model.a.weight.zero_()
+    assert np.array_equal(first.weight, before)
+
+
+def test_the_sum_is_computed_when_both_operands_are_known():
+    """The later layer gets the residual; a layer moves behind a residual that is computed after it."""
+    model = Wired(lambda m, x: F.relu(m.a(x) + F.relu(m.b(x))), a=conv(), b=conv())
+    b, a = trace(model, torch.zeros(1, 4, 5, 5)).nodes
+    assert (a.where, b.where, a.inputs[1]) == ("a", "b", b.output)
+    model = Wired(lambda m, x: m.b(x) + m.a(x), a=conv(), b=conv())
+    b, a = trace(model, torch.zeros(1, 4, 5, 5)).nodes
+    assert (a.where, b.where, a.inputs[1], b.inputs) == ("a", "b", b.output, a.inputs[:1])
+
+
+def test_places_are_paths_of_modules():
+    model = nn.Sequential(nn.Sequential(conv(), norm(), nn.Sequential(conv())), nn.MaxPool2d(2), RELU)
+    assert [node.where for node in trace(model, torch.zeros(1, 4, 4, 4)).nodes] == ["0.0", "0.2.0", "1"]
+
+
+def test_changes_in_place_are_seen_by_later_reads():
+    def wiring(m, x):
+        y = m.a(x)
+        F.relu(y, inplace=True)
+        y += x
+        return m.a(y) + y
+
+    assert kinds(check(Wired(wiring, a=conv()), 4, 5, 5)) == ["Convolution", "Add", "Convolution"]
+
+    def of_the_input(m, x):
+        F.relu_(x)
+        return m.a(x)
+
+    assert kinds(check(Wired(of_the_input, a=conv()), 4, 5, 5)) == ["Affine", "Convolution"]
+
+
+def test_a_model_in_train_mode_that_is_wrapped():
+    torch.manual_seed(0)
+    model = scramble_(nn.Sequential(conv(), norm(), nn.Dropout(0.5), RELU)).train()
+    graph = check(model, 4, 5, 5)
+    assert model.training
+    wrapped = trace(nn.DataParallel(model), torch.zeros(1, 4, 5, 5))
+    assert np.array_equal(wrapped.nodes[0].scale, graph.nodes[0].scale)
+    assert wrapped.nodes[0].where == "0"
+
+
+# Networks made up at random.
+
+
+class MadeUp(nn.Module):
+    """Random layers that read random earlier results, in 1 or 2 dimensions."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.choose = choose = random.Random(seed)
+        torch.manual_seed(seed)
+        self.dimensions = dimensions = choose.choice([1, 2])
+        self.conv, self.norm = (getattr(nn, f"{name}{dimensions}d") for name in ("Conv", "BatchNorm"))
+        self.pools = [getattr(nn, f"{name}{dimensions}d") for name in ("MaxPool", "AvgPool")]
+        self.shape = (choose.choice([1, 3, 4]), *(choose.randint(6, 11) for _ in range(dimensions)))
+        self.layers, self.steps = nn.ModuleList(), []
+        values = [torch.zeros(2, *self.shape)]
+        for _ in range(choose.randint(6, 14)):
+            step = self.step(values)
+            if step is not None:
+                self.steps.append(step)
+                values.append(self.run(step, values))
+        layer = nn.Linear(values[-1].shape[1], 5) if choose.random() < 0.7 else None
+        self.head = layer
+        scramble_(self, seed)
+
+    def step(self, values):
+        """A kind of step, the results it reads, and its layer."""
+        choose, read = self.choose, self.choose.choice([-1, -1, -1, self.choose.randrange(len(values))])
+        kind = choose.choice([*["conv"] * 4, *["norm"] * 2, *["relu"] * 2, "relu_", "pool", *["add"] * 3, "cat"])
+        read = len(values) - 1 if kind == "add" else read
+        shape = values[read].shape
+        if kind in ("add", "cat"):
+            cut = 1 if kind == "add" else 2
+            others = [n for n, value in enumerate(values) if value.shape[cut:] == shape[cut:]]
+            return kind, (read, choose.choice(others)), None
+        layer = None
+        if kind == "conv":
+            groups = choose.choice([n for n in range(1, shape[1] + 1) if shape[1] % n == 0])
+            kernel, dilation = choose.choice([1, 2, 3]), choose.choice([1, 1, 2])
+            keep = choose.random() < 0.7 and kernel != 2
+            layer = self.conv(
+                shape[1],
+                shape[1] if keep else groups * choose.randint(1, 3),
+                kernel,
+                stride=1 if keep else choose.choice([1, 2]),
+                padding=dilation * (kernel - 1) // 2 if keep else choose.choice([1, 2]),
+                dilation=dilation,
+                groups=groups,
+                bias=choose.random() < 0.5,
+            )
+            if min(shape[2:]) < 3:
+                return None
+        if kind == "norm":
+            layer = self.norm(shape[1], affine=choose.random() < 0.7)
+        if kind == "pool":
+            if min(shape[2:]) < 3:
+                return None
+            layer = choose.choice(self.pools)(3, choose.choice([1, 2]), choose.choice([0, 1]))
+        self.layers.append(layer or nn.Identity())
+        return kind, (read,), len(self.layers) - 1
+
+    def run(self, step, values):
+        kind, reads, number = step
+        first, *others = (values[read] for read in reads)
+        if kind in ("relu", "relu_"):
+            return F.relu(first, inplace=kind == "relu_")
+        if kind == "add":
+            return first + others[0]
+        return torch.cat([first, *others], 1) if kind == "cat" else self.layers[number](first)
+
+    def forward(self, images):
+        values = [images]
+        for step in self.steps:
+            values.append(self.run(step, values))
+        output = values[-1]
+        return output if self.head is None else self.head(output.mean(tuple(range(2, output.ndim))))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_networks_made_up_at_random(seed):
+    model = MadeUp(seed).eval()
+    check(model, *model.shape)
+
+
+# Refusals.
+
+
+class Branching(nn.Linear):
+    def forward(self, images):
+        return super().forward(images) if images.sum() > 0 else images
+
+
+class TwoInputs(nn.Linear):
+    def forward(self, images, others):
+        return super().forward(images) + others
+
+
+def wired(wiring, **layers):
+    return lambda: Wired(wiring, **layers)
+
+
+REFUSED = {
+    "activation": (
+        lambda: nn.Sequential(conv(), nn.Sequential(nn.SiLU())),
+        (4, 5, 5),
+        f"the network uses aten.silu at '1.0', which inference in C does not have; it has {LAYERS}",
+    ),
+    "activation in place": (
+        lambda: nn.Sequential(conv(), nn.ReLU6(inplace=True)),
+        (4, 5, 5),
+        f"the network uses aten.hardtanh_ at '1', which inference in C does not have; it has {LAYERS}",
+    ),
+    "ReLU6": (
+        wired(lambda m, x: F.hardtanh(x)),
+        (4,),
+        f"the network uses aten.hardtanh in its own forward, which inference in C does not have; it has {LAYERS}",
+    ),
+    "3d convolution": (
+        wired(lambda m, x: m.a(x.unsqueeze(1)), a=nn.Conv3d(1, 1, 1)),
+        (4, 5, 5),
+        f"the network uses aten.conv3d at 'a', which inference in C does not have; it has {LAYERS}",
+    ),
+    "transposed convolution": (
+        lambda: nn.ConvTranspose2d(4, 4, 3),
+        (4, 5, 5),
+        f"the network uses aten.conv_transpose2d in its own forward, which inference in C does not have; "
+        f"it has {LAYERS}",
+    ),
+    "random numbers": (
+        wired(lambda m, x: x + torch.rand(4)),
+        (4,),
+        f"the network uses aten.rand in its own forward, which inference in C does not have; it has {LAYERS}",
+    ),
+    "result written elsewhere": (
+        wired(lambda m, x: torch.add(x, x, out=torch.empty(2, 4))),
+        (4,),
+        f"the network uses aten.add in its own forward, which inference in C does not have; it has {LAYERS}",
+    ),
+    "maximum with indices": (
+        lambda: nn.Sequential(nn.AdaptiveMaxPool2d(1)),
+        (4, 5, 5),
+        f"the network uses aten.adaptive_max_pool2d at '0', which inference in C does not have; it has {LAYERS}",
+    ),
+    "padding mode": (
+        lambda: nn.Sequential(conv(padding_mode="circular")),
+        (4, 5, 5),
+        "the network uses aten.pad at '0' with mode 'circular'; inference in C pads with zeros, as the padding of a "
+        "layer",
+    ),
+    "padding of one side": (
+        lambda: nn.Sequential(conv(kernel=4, padding="same")),
+        (4, 5, 5),
+        "the network uses aten.conv2d at '0' with more padding on one side; inference in C pads both sides alike",
+    ),
+    "images without a batch": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 1), nn.ReLU()),
+        (4, 5),
+        "the network uses aten.conv2d at '0' across the batch; inference in C computes each input of a batch by itself",
+    ),
+    "pooling without a batch": (
+        lambda: nn.MaxPool2d(1),
+        (4, 5),
+        "the network uses aten.max_pool2d in its own forward on a tensor of shape (4, 5); "
+        "inference in C needs (channels, height, width)",
+    ),
+    "weight from the input": (
+        wired(lambda m, x: F.linear(x, m.a(x).mean((1, 2), keepdim=True).flatten(1)), a=conv()),
+        (4, 5, 5),
+        "the network uses aten.mean in its own forward with dim=[1, 2]; inference in C averages over height and width",
+    ),
+    "computed weight": (
+        wired(lambda m, x: F.linear(x, m.a(x)), a=nn.Linear(4, 4)),
+        (4,),
+        "the network uses aten.linear in its own forward with a weight that is computed from the input; "
+        "inference in C needs a constant",
+    ),
+    "statistics of the batch": (
+        lambda: nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False)),
+        (4, 3),
+        "the network uses aten.batch_norm at '0' with the statistics of the batch; "
+        "inference in C needs running statistics",
+    ),
+    "linear along the last dimension": (
+        lambda: nn.Sequential(nn.Linear(5, 4)),
+        (3, 5),
+        "the network uses aten.linear at '0' on a tensor of shape (3, 5); inference in C needs (features,)",
+    ),
+    "constant summand": (
+        wired(lambda m, x: x + 1),
+        (4,),
+        "the network uses aten.add in its own forward with a constant; "
+        "inference in C adds what is computed from the input",
+    ),
+    "shapes that are broadcast": (
+        wired(lambda m, x: x + x.mean((2, 3), keepdim=True)),
+        (4, 5, 5),
+        "the network uses aten.add in its own forward on shapes (4, 5, 5) and (4, 1, 1); "
+        "inference in C adds equal shapes",
+    ),
+    "factor of a sum": (
+        wired(lambda m, x: torch.add(x, x, alpha=2)),
+        (4,),
+        "the network uses aten.add in its own forward with alpha=2; inference in C adds without a factor",
+    ),
+    "concatenated rows": (
+        wired(lambda m, x: torch.cat([x, x], 2)),
+        (4, 5, 5),
+        "the network uses aten.cat in its own forward with dim=2; inference in C concatenates channels, dim=1",
+    ),
+    "concatenated batches": (
+        wired(lambda m, x: torch.cat([x, x])),
+        (4,),
+        "the network uses aten.cat in its own forward across the batch; "
+        "inference in C computes each input of a batch by itself",
+    ),
+    "concatenated constant": (
+        wired(lambda m, x: torch.cat([x, torch.zeros(2, 4)], 1)),
+        (4,),
+        "the network uses aten.cat in its own forward with a constant; "
+        "inference in C concatenates what is computed from the input",
+    ),
+    "dilated pooling": (
+        lambda: nn.Sequential(nn.MaxPool2d(2, dilation=2)),
+        (4, 5, 5),
+        "the network uses aten.max_pool2d at '0' with dilation (2, 2); inference in C has max pooling of dilation 1",
+    ),
+    "ceil_mode": (
+        lambda: nn.Sequential(nn.MaxPool2d(2, ceil_mode=True)),
+        (4, 5, 5),
+        "the network uses aten.max_pool2d at '0' with ceil_mode and windows beyond the edge; "
+        "inference in C has windows inside it",
+    ),
+    "divisor": (
+        lambda: nn.Sequential(nn.AvgPool2d(2, divisor_override=3)),
+        (4, 5, 5),
+        "the network uses aten.avg_pool2d at '0' with divisor_override; inference in C divides by the size of a window",
+    ),
+    "unequal windows": (
+        lambda: nn.Sequential(nn.AdaptiveAvgPool2d(2)),
+        (4, 5, 6),
+        "the network uses aten.adaptive_avg_pool2d at '0' from size (5, 6) to (2, 2); "
+        "inference in C has windows of equal size",
+    ),
+    "mean of columns": (
+        wired(lambda m, x: x.mean(2)),
+        (4, 5, 5),
+        "the network uses aten.mean in its own forward with dim=[2]; inference in C averages over height and width",
+    ),
+    "mean of everything": (
+        wired(lambda m, x: x.mean()),
+        (4,),
+        "the network uses aten.mean in its own forward across the batch; "
+        "inference in C computes each input of a batch by itself",
+    ),
+    "another view": (
+        wired(lambda m, x: F.relu(x.view(len(x), 2, -1))),
+        (4, 5, 5),
+        "the network uses aten.view in its own forward from shape (4, 5, 5) to (2, 50); inference in C only flattens",
+    ),
+    "another view as the output": (
+        wired(lambda m, x: x.flatten(2)),
+        (4, 5, 5),
+        "the network uses aten.flatten in its own forward from shape (4, 5, 5) to (4, 25); "
+        "inference in C only flattens",
+    ),
+    "dropout that stays": (
+        wired(lambda m, x: F.dropout(x, training=True)),
+        (4,),
+        "the network uses aten.dropout in its own forward with training=True; inference in C has no dropout",
+    ),
+    "float64 inside": (
+        wired(lambda m, x: x.double().float()),
+        (4,),
+        "the network uses aten.to in its own forward for torch.float64; inference in C computes in float32",
+    ),
+    "float64 weights": (
+        lambda: nn.Sequential(nn.Linear(4, 3).double()),
+        (4,),
+        "'0.weight' of the network is torch.float64; inference takes float32: model.float()",
+    ),
+    "lazy weights": (
+        lambda: nn.Sequential(nn.LazyLinear(3)),
+        (4,),
+        "'0.weight' of the network has no values yet; load a ticket into it first",
+    ),
+    "weights on the meta device": (
+        lambda: nn.Sequential(nn.Linear(4, 3, device="meta")),
+        (4,),
+        "'0.weight' of the network has no values yet; load a ticket into it first",
+    ),
+    "several inputs": (
+        lambda: TwoInputs(4, 4),
+        (4,),
+        "TwoInputs does not run on one input of shape (4,): "
+        "TwoInputs.forward() missing 1 required positional argument: 'others'",
+    ),
+    "several outputs": (
+        wired(lambda m, x: (x, x)),
+        (4,),
+        "Wired gives a tuple; inference takes a network that gives one tensor",
+    ),
+    "an input of another size": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 3)),
+        (2, 5),
+        "Sequential does not run on one input of shape (2, 5): "
+        "mat1 and mat2 shapes cannot be multiplied (2x10 and 12x3)",
+    ),
+    "constant output": (
+        wired(lambda m, x: torch.zeros(2, 3)),
+        (4,),
+        "the output of the network does not depend on its input",
+    ),
+    "view of a changed tensor": (
+        wired(lambda m, x: (y := m.a(x), z := y.flatten(1), y.relu_(), m.b(z))[-1], a=conv(), b=nn.Linear(36, 2)),
+        (4, 3, 3),
+        "the network reads a view in its own forward after it has changed the tensor in place; "
+        "use clone() before the change",
+    ),
+    "changed view of a tensor": (
+        wired(lambda m, x: (y := m.a(x), z := m.d(y), z.relu_(), y + z)[-1], a=conv(), d=nn.Dropout()),
+        (4, 3, 3),
+        "the network reads a view at 'a' after it has changed the tensor in place; use clone() before the change",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_supported_is_refused_in_one_sentence(name, capfd):
+    build, shape, sentence = REFUSED[name]
+    with pytest.raises(IterandError) as caught:
+        trace(build(), torch.zeros(1, *shape))
+    assert str(caught.value) == sentence
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_torch_cannot_trace_is_refused_with_its_reason(capfd):
+    with pytest.raises(IterandError, match=r"^torch.export cannot trace Branching: \S") as caught:
+        trace(Branching(4, 4), torch.zeros(1, 4))
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_wrong_arguments():
+    masked = iterand.prune_(nn.Linear(4, 3), 0.5)
+    sentence = "the model is masked; inference takes an ordinary one, from load_ticket or fold_"
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        trace(masked, torch.zeros(1, 4))
+    check(iterand.fold_(masked), 4)
+    rule = "it must be a float32 tensor with a batch dimension and 1 to 3 others"
+    for example, shown in [
+        ([1.0], "[1.0]"),
+        (torch.zeros(1, 4, dtype=torch.float64), "torch.float64 of shape (1, 4)"),
+        (torch.zeros(4), "torch.float32 of shape (4,)"),
+        (torch.zeros(1, 1, 1, 1, 1), "torch.float32 of shape (1, 1, 1, 1, 1)"),
+    ]:
+        with pytest.raises(ValueError, match=f"^{re.escape(f'example is {shown}; {rule}')}$"):
+            trace(nn.Linear(4, 3), example)
+
+
+# Running a graph with torch.
+
+
+def test_the_folded_module_has_buffers_and_takes_any_batch():
+    torch.manual_seed(0)
+    model = scramble_(nn.Sequential(conv(), norm(), RELU, nn.AdaptiveAvgPool2d(1), norm(), nn.Flatten())).eval()
+    folded = FoldedModule(trace(model, torch.zeros(1, 4, 6, 6)))
+    assert list(folded.state_dict()) == ["v1_weight", "v1_shift", "v3_scale", "v3_shift"]
+    assert not list(folded.parameters())
+    for batch in (1, 2, 7):
+        images = torch.randn(batch, 4, 6, 6)
+        with torch.no_grad():
+            close(folded(images), model(images))
+    assert folded(torch.zeros(0, 4, 6, 6)).shape == (0, 4)
+    copied = FoldedModule(trace(scramble_(copy.deepcopy(model), seed=1), torch.zeros(1, 4, 6, 6)))
+    copied.load_state_dict(folded.state_dict())
+    assert torch.equal(copied(images), folded(images))
+
+
+def test_the_folded_module_refuses_another_size_and_another_node():
+    folded = FoldedModule(trace(conv(), torch.zeros(1, 4, 6, 6)))
+    for shape in ((2, 4, 6, 5), (4, 6, 6)):
+        sentence = f"the input has shape {shape}; the network takes (batch, 4, 6, 6)"
+        with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+            folded(torch.zeros(shape))
+    node = Node((folded.graph.input,), folded.graph.input, "")
+    with pytest.raises(ValueError, match="Node is no operation of a graph"):
+        folded.compute(node, torch.zeros(2, 4, 6, 6))
