@@ -8,6 +8,7 @@ from iterand.errors import IterandError, TicketError, UnmaskedWarning
 if TYPE_CHECKING:
     from iterand.distributions import Distribution, distribution_names, register_distribution
     from iterand.engine.step import make_step
+    from iterand.inference.compiled import CompiledNetwork, compile_ticket
     from iterand.masking import fold_, prune_, scores
     from iterand.parametrization import MaskedLayer, masked_layers
     from iterand.randomization import IterativeRandomization, randomize_, recommended_steppers
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
+    "CompiledNetwork",
     "Distribution",
     "IterandError",
     "IterativeRandomization",
@@ -28,6 +30,7 @@ __all__ = [
     "TicketError",
     "UnmaskedWarning",
     "calculate_mask",
+    "compile_ticket",
     "distribution_names",
     "fold_",
     "load_ticket",
@@ -54,6 +57,7 @@ _MODULES = (
     "summarizing",
     "engine.step",
     "ticket",
+    "inference.compiled",
 )
 
 

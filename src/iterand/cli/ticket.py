@@ -17,7 +17,7 @@ from iterand.files import atomic_write
 from iterand.lab.report.formatting import size
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from iterand.ticket import Ticket
     from iterand.ticket.inspect import Cost
@@ -34,6 +34,7 @@ _SHORTEST_NAME = 16  # columns of a layer's name, however narrow the terminal is
 class Format(StrEnum):
     """The file formats that a network can be exported to."""
 
+    c = "c"
     onnx = "onnx"
     safetensors = "safetensors"
 
@@ -89,10 +90,12 @@ def export(
     file: File,
     to: Annotated[Format, typer.Option("--format", help="File format.")],
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="File to write (FILE with the suffix of the format).")
+        Path | None,
+        typer.Option("-o", "--output", help="File to write (FILE with the suffix of the format); for C, a folder."),
     ] = None,
     input_shape: Annotated[
-        str | None, typer.Option(metavar="1,3,32,32", help="For ONNX: shape of an input (that of the recipe's data).")
+        str | None,
+        typer.Option(metavar="1,3,32,32", help="For ONNX and C: shape of an input (that of the recipe's data)."),
     ] = None,
     integers: Annotated[
         str, typer.Option(help="For ONNX: int4, or int8 for runtimes without 4-bit integers.")
@@ -102,7 +105,8 @@ def export(
 ) -> None:
     """Write the network of a ticket for other programs.
 
-    safetensors: a state dict of dense tensors. onnx: a model with integer weights, checked with onnxruntime.
+    safetensors: a state dict of dense tensors. onnx: a model with integer weights, checked with onnxruntime. c: a
+    folder with a C program that skips pruned weights, checked if there is a C compiler.
     """
     from iterand.ticket import load_ticket, read_ticket
 
@@ -111,10 +115,13 @@ def export(
         _write_state_dict(file, target)
         _report(file, target, json, "its tensors are dense: as many bytes as any state dict")
         return
-    from iterand.inference.onnx import export_onnx
-
     ticket, network = read_ticket(file), load_ticket(file)
     example = _example(ticket, input_shape, data_dir)
+    if to is Format.c:
+        _export_c(file, network, example, output or file.with_suffix(""), json)
+        return
+    from iterand.inference.onnx import export_onnx
+
     with err.status("exporting"):
         done = export_onnx(ticket, network, example, target, integers=integers)
     note = (
@@ -122,6 +129,20 @@ def export(
         f"{done.difference:.0e} of the largest output; dense kernels run no faster for the zeros"
     )
     _report(file, target, json, note, difference=done.difference)
+
+
+def _export_c(file: Path, network: "nn.Module", example: tuple["Tensor", ...], folder: Path, json: bool) -> None:
+    from iterand.inference.c.export import export_c
+
+    with err.status("exporting"):
+        done = export_c(network, example[0], folder)
+    if json:
+        print_json({"path": str(file), "written": str(folder), **asdict(done)})
+        return
+    checked = "no C compiler is found, so its outputs are not checked"
+    if done.difference is not None:
+        checked = f"its outputs agree with torch to {done.difference:.0e} of the largest"
+    say(f"{folder}: {size(done.bytes)} of constant data, {size(done.arena)} of memory; {checked}")
 
 
 def _print_layers(costs: "Cost", wide: bool) -> None:

@@ -1,0 +1,1 @@
+"""C kernels of inference, and what writes the C of a network."""

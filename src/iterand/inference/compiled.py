@@ -1,0 +1,273 @@
+"""``compile_ticket``: the network of a ticket as machine code, built by the system's C compiler and kept in a cache."""
+
+import atexit
+import ctypes
+import hashlib
+import json
+import logging
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from iterand.checks import check_int
+from iterand.errors import IterandError
+from iterand.files import atomic_write
+from iterand.inference.c.emitter import Source, emit
+from iterand.inference.graph import FoldedModule, Graph, trace
+from iterand.ticket import Ticket, load_ticket
+from iterand.ticket.load import load
+
+logger = logging.getLogger("iterand")
+
+Array = TypeVar("Array", NDArray[np.float32], Tensor)
+
+FLAGS = ("-std=c99", "-O3", "-ffp-contract=off", "-fPIC", "-shared")
+NATIVE = "-march=native"
+_COMPILERS = ("cc", "gcc", "clang")
+_SECONDS = 600
+
+
+def compile_ticket(
+    ticket: str | os.PathLike[str] | Ticket,
+    model: nn.Module | None = None,
+    *,
+    threads: int = 1,
+    input_shape: Sequence[int] | None = None,
+) -> "CompiledNetwork":
+    """The network of a ticket as machine code: fast on a CPU, because pruned weights cost nothing.
+
+    It is called with a batch of inputs, as a NumPy array or a tensor, and gives outputs of the same kind. The C
+    compiler of the system builds it (``CC``, otherwise ``cc``, ``gcc`` or ``clang``), once for a ticket and a machine.
+    Without a compiler the network runs with torch, and the log says so.
+
+    Args:
+        ticket: A ticket, or its file.
+        model: The network, if the ticket has no recipe of it. The ticket is loaded into it.
+        threads: How many threads share a batch.
+        input_shape: Of one input, such as (3, 32, 32). Without it the network is built for the first input.
+    """
+    threads = check_int("threads", threads, "a number of threads", low=1)
+    if input_shape is not None:
+        input_shape = tuple(check_int("input_shape", size, "sizes such as (3, 32, 32)", low=1) for size in input_shape)
+    network = load(ticket, model) if isinstance(ticket, Ticket) else load_ticket(ticket, model)
+    return CompiledNetwork(network, threads, input_shape)
+
+
+class CompiledNetwork:
+    """What ``compile_ticket`` returns."""
+
+    def __init__(self, model: nn.Module, threads: int, input_shape: tuple[int, ...] | None) -> None:
+        self._model = model
+        self._threads = threads
+        self._run: Library | FoldedModule | None = None
+        self.input_shape = input_shape
+        """Of one input; None until it is known."""
+        self.output_shape: tuple[int, ...] | None = None
+        if input_shape is not None:
+            self._build(input_shape)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it is machine code, and not torch for lack of a compiler."""
+        return isinstance(self._run, Library)
+
+    def __call__(self, inputs: Array) -> Array:
+        """The outputs for a batch."""
+        if isinstance(inputs, Tensor):
+            return self._outputs(inputs.detach().cpu().numpy(), inputs.device)
+        return self._outputs(np.asarray(inputs)).numpy()
+
+    def _outputs(self, inputs: NDArray[Any], device: torch.device | None = None) -> Tensor:
+        if not np.issubdtype(inputs.dtype, np.floating):
+            raise ValueError(f"inputs are {inputs.dtype}; they must be floating-point numbers, prepared as in training")
+        if inputs.ndim < 2:
+            raise ValueError(f"inputs have shape {inputs.shape}; they must be a batch, with the examples first")
+        if self.input_shape is None:
+            self._build(inputs.shape[1:])
+        if inputs.shape[1:] != self.input_shape:
+            raise ValueError(
+                f"inputs have shape {inputs.shape}; this network is compiled for (batch, "
+                f"{', '.join(map(str, self.input_shape or ()))}); for other sizes call compile_ticket again"
+            )
+        batch = np.ascontiguousarray(inputs, dtype=np.float32)
+        if isinstance(self._run, Library):
+            outputs = torch.from_numpy(self._run(batch, self._threads).reshape(len(batch), *(self.output_shape or ())))
+        else:
+            assert self._run is not None
+            with torch.no_grad():
+                outputs = self._run(torch.from_numpy(batch))
+        return outputs if device is None else outputs.to(device)
+
+    def _build(self, shape: tuple[int, ...]) -> None:
+        graph = trace(self._model, torch.zeros(1, *shape))
+        self._run = _library_or_module(graph)
+        self.input_shape, self.output_shape = graph.input.shape, graph.output.shape
+
+
+def _library_or_module(graph: Graph) -> "Library | FoldedModule":
+    """A library, or a torch module where there is no compiler."""
+    compiler = find_compiler()
+    if compiler is None:
+        logger.warning(
+            "no C compiler is found, so the network runs with torch, which is slower; install gcc or clang, or set CC"
+        )
+        return FoldedModule(graph)
+    source = emit(graph)
+    return Library(_Cache().library(source, compiler), source)
+
+
+class Library:
+    """A network that is loaded from a shared library."""
+
+    def __init__(self, path: Path, source: Source) -> None:
+        self._inputs, self._outputs, self._arena = source.inputs, source.outputs, source.arena
+        self._function = ctypes.CDLL(str(path)).network_run_batch
+        self._function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p]
+        self._function.restype = None
+        self._arenas: list[NDArray[np.float32]] = []
+
+    def __call__(self, batch: NDArray[np.float32], threads: int) -> NDArray[np.float32]:
+        """The outputs of a batch, one row each."""
+        outputs = np.empty((len(batch), self._outputs), np.float32)
+        parts = min(threads, len(batch))
+        if parts <= 1:
+            self._run(batch, outputs)
+            return outputs
+        with ThreadPoolExecutor(parts) as pool:
+            list(pool.map(self._run, np.array_split(batch, parts), np.array_split(outputs, parts)))
+        return outputs
+
+    def _run(self, batch: NDArray[np.float32], outputs: NDArray[np.float32]) -> None:
+        try:
+            arena = self._arenas.pop()  # atomic: each thread has its own
+        except IndexError:
+            arena = np.zeros(self._arena // 4, np.float32)
+        self._function(batch.ctypes.data, outputs.ctypes.data, len(batch), arena.ctypes.data)
+        self._arenas.append(arena)
+
+
+# The compiler and the cache.
+
+
+def find_compiler() -> list[str] | None:
+    """The command of the C compiler."""
+    if chosen := os.environ.get("CC"):
+        command = shlex.split(chosen)
+        if command and shutil.which(command[0]):
+            return command
+        raise IterandError(f"CC is {chosen!r}, which is not found; set it to a C compiler such as gcc, or unset it")
+    found = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    return [found] if found else None
+
+
+def build(source: Source, compiler: Sequence[str], folder: Path) -> Path:
+    """Build a library in a folder."""
+    (folder / "network.h").write_text(source.header, encoding="utf-8")
+    (folder / "network.c").write_text(source.code, encoding="utf-8")
+    command = [*compiler, *FLAGS, NATIVE, "-o", "network.so", "network.c"]
+    done = _run_compiler(command, folder)
+    if done.returncode and NATIVE in done.stderr:  # not known for this processor
+        done = _run_compiler([part for part in command if part != NATIVE], folder)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        reason = next((line for line in lines if "error" in line), lines[0])
+        raise IterandError(f"{shlex.join(compiler)} cannot build the network: {reason}")
+    return folder / "network.so"
+
+
+def _run_compiler(command: Sequence[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_SECONDS, errors="replace")
+    except subprocess.TimeoutExpired:
+        raise IterandError(f"{command[0]} needs more than {_SECONDS} s to build the network") from None
+    except OSError as error:
+        raise IterandError(f"{command[0]} cannot be run: {error.strerror or error}") from None
+
+
+class _Cache:
+    """Built libraries in a folder of the user's own, each with a file of its SHA-256.
+
+    The name of a library is a digest of its source, the compiler and the processor. A file that others could have
+    written, that has changed, or that was not built here is built again and never loaded.
+    """
+
+    def __init__(self) -> None:
+        self._folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iterand" / "compiled"
+
+    def library(self, source: Source, compiler: Sequence[str]) -> Path:
+        """The library of a source, from the cache if it is there."""
+        key = _key(source, compiler)
+        path = self._folder / f"{key}.so"
+        private = self._is_private()
+        if private and _is_intact(path):
+            return path
+        folder = tempfile.mkdtemp(prefix="iterand-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        built = build(source, compiler, Path(folder))
+        if not private:
+            return built
+        data = built.read_bytes()
+        for old in (path, _seal(path)):  # with their permissions
+            old.unlink(missing_ok=True)
+        atomic_write(path, data)
+        atomic_write(_seal(path), json.dumps({"sha256": hashlib.sha256(data).hexdigest(), "key": key}).encode())
+        return path if _is_intact(path) else built
+
+    def _is_private(self) -> bool:
+        """Whether the cache can be used: made by the user, writable by nobody else."""
+        try:
+            for folder in (self._folder.parent, self._folder):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return _is_own(self._folder.parent) and _is_own(self._folder)
+        except OSError:
+            return False
+
+
+def _key(source: Source, compiler: Sequence[str]) -> str:
+    version = _run_compiler([*compiler, "--version"], Path(tempfile.gettempdir())).stdout
+    parts = [source.header, source.code, *compiler, *FLAGS, version, platform.machine(), _processor()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _processor() -> str:
+    """What the processor can do, for homes that several machines share."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+
+
+def _seal(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        sealed = json.loads(_seal(path).read_text(encoding="utf-8"))
+        return (
+            all(map(_is_own, (path, _seal(path))))
+            and sealed == {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "key": path.stem}
+        )  # fmt: skip
+    except (OSError, ValueError):
+        return False
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a file or folder, which must not be a link, belongs to the user and nobody else can write it."""
+    found = path.lstat()
+    mine = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+    return mine and not stat.S_ISLNK(found.st_mode) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

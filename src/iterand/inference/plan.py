@@ -1,0 +1,196 @@
+"""Where the values of a network lie in memory while it runs: borders of zeros, and one arena for all of them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import product
+
+from iterand.inference.nodes import Convolution, Graph, Linear, Value
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The planes of a value, in numbers. The border on the right of a row is that on the left of the next."""
+
+    channels: int
+    height: int
+    width: int
+    border_y: int = 0
+    border_x: int = 0
+
+    @property
+    def row(self) -> int:
+        """The distance of rows."""
+        return self.width + self.border_x
+
+    @property
+    def first(self) -> int:
+        """The place of the first pixel in a plane."""
+        return self.border_y * self.row + self.border_x
+
+    @property
+    def plane(self) -> int:
+        """The distance of channels."""
+        return (self.height + 2 * self.border_y) * self.row + self.border_x
+
+    @property
+    def size(self) -> int:
+        """All planes."""
+        return self.channels * self.plane
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """The rows that a convolution reads if it cannot read its input as it lies: if it has a stride, or is not padded.
+
+    There is a plane for each channel, each column of the kernel and each remainder of rows by the stride, so that the
+    rows of one plane follow each other in the output.
+    """
+
+    columns: int
+    remainders: int
+    rows: int
+    row: int
+    channels: int
+
+    @property
+    def plane(self) -> int:
+        """The distance of planes."""
+        return self.rows * self.row
+
+    @property
+    def size(self) -> int:
+        """All planes."""
+        return self.channels * self.columns * self.remainders * self.plane
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Layouts of all values by name, and their places in the arena."""
+
+    layouts: dict[str, Layout]
+    gatherings: dict[str, Gathering]
+    """By the name of the value that the convolution computes."""
+    places: dict[str, int]
+    """Of values; of gathered rows under the name of the value with ``" rows"``."""
+    size: int
+    """Of the arena, in numbers."""
+
+
+def make_plan(graph: Graph) -> Plan:
+    """Lay out the values of a network, and place them so that what is needed at the same time does not overlap."""
+    layouts = _layouts(graph)
+    gatherings = {
+        node.output.name: _gathering(node, layouts)
+        for node in graph.nodes
+        if isinstance(node, Convolution) and not reads_directly(node)
+    }
+    sizes, lives = {}, {}
+    for name, layout in layouts.items():
+        sizes[name] = layout.size
+    for number, node in enumerate(graph.nodes):
+        lives[node.output.name] = [number, number]
+        for value in node.inputs:
+            lives.setdefault(value.name, [-1, -1])[1] = number
+        if node.output.name in gatherings:
+            rows = f"{node.output.name} rows"
+            sizes[rows], lives[rows] = gatherings[node.output.name].size, [number, number]
+    lives.setdefault(graph.input.name, [-1, -1])
+    lives[graph.output.name][1] = len(graph.nodes)
+    places = _place(sizes, lives)
+    return Plan(layouts, gatherings, places, max(places[name] + sizes[name] for name in places))
+
+
+def reads_directly(node: Convolution) -> bool:
+    """Whether a convolution reads its input as it lies, from the borders too."""
+    return node.stride == (1, 1) and planes(node.inputs[0])[1:] == planes(node.output)[1:]
+
+
+def planes(value: Value) -> tuple[int, int, int]:
+    """Channels, height and width; features are channels of one pixel."""
+    channels, *pixels = value.shape
+    return channels, *((1,) * (2 - len(pixels)) if len(pixels) < 2 else ()), *pixels  # type: ignore[return-value]
+
+
+def _layouts(graph: Graph) -> dict[str, Layout]:
+    """Borders as wide as any reader needs; values whose rows must be equally far apart have equal borders."""
+    values = {value.name: value for node in graph.nodes for value in (*node.inputs, node.output)}
+    values[graph.input.name] = graph.input
+    border_y, border_x = dict.fromkeys(values, 0), dict.fromkeys(values, 0)
+    group = {name: {name} for name in values}
+
+    def join(one: str, other: str) -> None:
+        if group[one] is not group[other]:
+            group[one] |= group[other]
+            for name in group[other]:
+                group[name] = group[one]
+
+    for node in graph.nodes:
+        if not isinstance(node, Convolution):
+            continue
+        if reads_directly(node):
+            name = node.inputs[0].name
+            border_y[name], border_x[name] = (
+                max(border[name], padding, dilation * (size - 1) - padding)
+                for border, padding, dilation, size in zip(
+                    (border_y, border_x), node.padding, node.dilation, node.weight.shape[2:]
+                )
+            )
+            join(name, node.output.name)
+        for residual in node.inputs[1:]:
+            join(residual.name, node.output.name)
+    return {
+        name: Layout(*planes(value), border_y[name], max(border_x[other] for other in group[name]))
+        for name, value in values.items()
+    }
+
+
+def _gathering(node: Convolution, layouts: dict[str, Layout]) -> Gathering:
+    height, width = node.weight.shape[2:]
+    steps = [row * node.dilation[0] for row in range(height)]
+    remainders = 1 + max(step % node.stride[0] for step in steps)
+    out = layouts[node.output.name]
+    rows = out.height + steps[-1] // node.stride[0]
+    return Gathering(width, remainders, rows, out.row, planes(node.inputs[0])[0])
+
+
+def taps(node: Convolution | Linear, plan: Plan) -> tuple[list[int], int]:
+    """Where the inputs of an output pixel lie: those of one input channel, and how far it is to the next channel.
+
+    They count from the input, or the gathered rows, to the first pixel of the output.
+    """
+    if isinstance(node, Linear):
+        return [0], 1
+    kernel = list(product(*map(range, node.weight.shape[2:])))
+    (stride, _), (dy, dx), (py, px) = node.stride, node.dilation, node.padding
+    gathered = plan.gatherings.get(node.output.name)
+    if gathered is None:
+        at = plan.layouts[node.inputs[0].name]
+        return [at.first + (y * dy - py) * at.row + x * dx - px for y, x in kernel], at.plane
+    found = [
+        (x * gathered.remainders + y * dy % stride) * gathered.plane + y * dy // stride * gathered.row
+        for y, x in kernel
+    ]
+    return found, gathered.columns * gathered.remainders * gathered.plane
+
+
+def _place(sizes: dict[str, int], lives: dict[str, list[int]]) -> dict[str, int]:
+    """The largest first, each at the lowest place that is free as long as it lives."""
+    places: dict[str, int] = {}
+    for name in sorted(sizes, key=lambda name: -sizes[name]):
+        begin, end = lives[name]
+        taken = sorted(
+            (places[other], places[other] + sizes[other])
+            for other in places
+            if lives[other][0] <= end and begin <= lives[other][1]
+        )
+        places[name] = _first_gap(taken, sizes[name])
+    return places
+
+
+def _first_gap(taken: Iterable[tuple[int, int]], size: int) -> int:
+    place = 0
+    for begin, end in taken:
+        if begin - place >= size:
+            break
+        place = max(place, end)
+    return place

@@ -1,0 +1,267 @@
+"""Networks as C: the same outputs as torch, the same bits from every compiler and vector, and nothing out of bounds."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import iterand
+from inference_networks import CASES, MadeUp, scramble_
+from iterand.errors import IterandError
+from iterand.inference.c.emitter import emit
+from iterand.inference.c.export import export_c
+from iterand.inference.graph import trace
+from iterand.inference.plan import make_plan
+
+TICKETS = Path(__file__).parents[1] / "results" / "tickets"
+COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+pytestmark = pytest.mark.skipif(not COMPILERS, reason="needs gcc or clang")
+
+
+def build(source, folder, *flags, compiler=None):
+    folder.mkdir(exist_ok=True)
+    (folder / "network.h").write_text(source.header)
+    (folder / "network.c").write_text(source.code)
+    command = [compiler or COMPILERS[0], "-std=c99", "-O0", "-ffp-contract=off", *WARNINGS, *flags]
+    subprocess.run([*command, "-fPIC", "-shared", "-o", "network.so", "network.c"], cwd=folder, check=True)
+    return ctypes.CDLL(str(folder / "network.so"))
+
+
+def run(library, source, images):
+    inputs = np.ascontiguousarray(images, np.float32)
+    outputs = np.zeros((len(inputs), source.outputs), np.float32)
+    arena = np.full(source.arena // 4 + 1, np.nan, np.float32)  # nothing may depend on what was there before
+    arena[-1] = 7
+    pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (inputs, outputs, arena)]
+    library.network_run_batch(pointers[0], pointers[1], ctypes.c_long(len(inputs)), pointers[2])
+    assert arena[-1] == 7
+    return outputs
+
+
+def sparse_(model, seed=0):
+    """Prune most weights; every second layer has weights of ±c."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for number, module in enumerate(model.modules()):
+            if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Linear)):
+                weight = module.weight
+                if number % 2:
+                    weight.copy_(weight.sign() * 0.37)
+                weight[torch.rand(weight.shape, generator=generator) < 0.6] = 0
+    return model
+
+
+def images_for(shape, count=3):
+    return torch.randn(count, *shape, generator=torch.Generator().manual_seed(1))
+
+
+def check(model, shape, folder, *flags, coded=False):
+    graph = trace(model.eval(), torch.zeros(1, *shape))
+    source = emit(graph, coded=coded)
+    images = images_for(shape)
+    found = run(build(source, folder, *flags), source, images.numpy())
+    with torch.no_grad():
+        expected = model(images).reshape(found.shape).numpy()
+    assert np.abs(found - expected).max() <= 1e-5 * max(1e-3, np.abs(expected).max())
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operations(name, tmp_path):
+    make, shape, _ = CASES[name]
+    torch.manual_seed(0)
+    check(sparse_(scramble_(make())), shape, tmp_path, "-DITERAND_VECTOR=4", coded=len(name) % 2 == 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_networks_made_up_at_random(seed, tmp_path):
+    model = sparse_(MadeUp(seed), seed)
+    first, second = (
+        check(model, model.shape, tmp_path / str(size), f"-DITERAND_VECTOR={size}", "-w", coded=coded)
+        for size, coded in ((1, False), (16, True))
+    )
+    np.testing.assert_array_equal(first.view(np.int32), second.view(np.int32))
+
+
+def wide():
+    """Planes shorter than a vector, of one vector, one block, several; more than 255 weights between two kept ones."""
+    layers = [
+        nn.Conv2d(3, 40, 3, padding=1), nn.ReLU(), nn.Conv2d(40, 40, 3, 2, 1), nn.ReLU(),
+        nn.Conv2d(40, 40, 3, padding=1), nn.MaxPool2d(3, 3), nn.Conv2d(40, 40, 3, padding=1), nn.Flatten(),
+        nn.Linear(40 * 4, 600), nn.Linear(600, 7),
+    ]  # fmt: skip
+    model = nn.Sequential(*layers)
+    with torch.no_grad():
+        for layer in layers:
+            if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                weight = layer.weight
+                weight.copy_(weight.sign() / 4)
+                weight[torch.rand(weight.shape) < (0.99 if weight.shape[1] > 3 else 0.3)] = 0
+        layers[0].weight[5] = 0  # a channel without weights
+    return model
+
+
+@pytest.fixture(scope="module")
+def wide_graph():
+    torch.manual_seed(0)
+    model = wide().eval()
+    return model, trace(model, torch.zeros(1, 3, 14, 15))
+
+
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_compilers_and_vectors_give_the_same_bits(compiler, coded, wide_graph, tmp_path):
+    model, graph = wide_graph
+    source, images = emit(graph, coded=coded), images_for((3, 14, 15))
+    expected = model(images).detach().numpy()
+    reference = run(build(emit(graph), tmp_path / "plain", "-DITERAND_VECTOR=1"), source, images.numpy())
+    assert np.abs(reference - expected).max() <= 1e-5 * np.abs(expected).max()
+    for flags in (["-O3", "-march=native"], ["-O1", "-DITERAND_VECTOR=8", "-w"]):
+        found = run(build(source, tmp_path / "".join(flags[:1]), *flags, compiler=compiler), source, images.numpy())
+        np.testing.assert_array_equal(found.view(np.int32), reference.view(np.int32))
+
+
+EXAMPLE = (Path(iterand.__file__).parent / "inference" / "c" / "example.c").read_text()
+
+
+@pytest.mark.parametrize("vector", [1, 16])
+@pytest.mark.parametrize("coded", [False, True])
+def test_no_access_out_of_bounds(coded, vector, wide_graph, tmp_path):
+    """The arena is an array of exactly its size, under the address and undefined behaviour sanitizers."""
+    model, graph = wide_graph
+    source, image = emit(graph, coded=coded), images_for((3, 14, 15), 1)
+    for name, text in (("network.h", source.header), ("network.c", source.code), ("example.c", EXAMPLE)):
+        (tmp_path / name).write_text(text)
+    command = [
+        COMPILERS[0],
+        "-std=c99",
+        "-O1",
+        "-ffp-contract=off",
+        f"-DITERAND_VECTOR={vector}",
+        *WARNINGS,
+        "-Wno-psabi",
+    ]
+    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    subprocess.run([*command, *sanitize, "-o", "example", "example.c", "network.c"], cwd=tmp_path, check=True)
+    done = subprocess.run([tmp_path / "example"], input=image.numpy().tobytes(), capture_output=True, check=True)
+    found = np.array([float(line) for line in done.stdout.split()])
+    expected = model(image).detach().numpy()[0]
+    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert done.stderr == f"the largest is output {expected.argmax()}\n".encode()
+
+
+@pytest.mark.parametrize("name", ["best-resnet20-e21621f5ed", "best-vgg11-f5591dd60a"])
+def test_tickets_of_the_repository(name, tmp_path):
+    model = iterand.load_ticket(TICKETS / f"{name}.ticket").eval()
+    check(model, (3, 32, 32), tmp_path, "-march=native", coded=True)
+
+
+def test_values_that_live_together_do_not_overlap():
+    model = MadeUp(3).eval()
+    graph = trace(model, torch.zeros(1, *model.shape))
+    plan = make_plan(graph)
+    for number, node in enumerate(graph.nodes):
+        later = {value.name for other in graph.nodes[number:] for value in other.inputs} | {graph.output.name}
+        before = {graph.input.name, *(other.output.name for other in graph.nodes[:number])}
+        spans = [range(plan.places[name], plan.places[name] + plan.layouts[name].size) for name in before & later]
+        own = plan.places[node.output.name]
+        spans.append(range(own, own + plan.layouts[node.output.name].size))
+        for one, span in enumerate(spans):
+            assert span.stop <= plan.size
+            for other in spans[one + 1 :]:
+                assert span.stop <= other.start or other.stop <= span.start
+
+
+def test_memory_is_reused():
+    """A chain of convolutions needs two values at a time."""
+    model = nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(6))).eval()
+    plan = make_plan(trace(model, torch.zeros(1, 4, 8, 8)))
+    assert plan.size == 2 * plan.layouts["v1"].size
+
+
+def test_a_channel_of_very_many_weights_is_refused():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(70_000, 1, bias=False)).eval()
+    with pytest.raises(
+        IterandError, match=re.escape("a channel of '1' keeps 70,000 weights; inference in C has at most 65,535")
+    ):
+        emit(trace(model, torch.zeros(1, 7, 100, 100)))
+
+
+def test_nan_stays_nan(tmp_path):
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()).eval()
+    source = emit(trace(model, torch.zeros(1, 1, 8, 8)))
+    images = torch.ones(1, 1, 8, 8)
+    images[0, 0, 2, 5] = float("nan")
+    found = run(build(source, tmp_path), source, images.numpy())
+    np.testing.assert_array_equal(np.isnan(found), torch.isnan(model(images)).numpy())
+
+
+class Odd(nn.Module):
+    """Modules whose names are no C and would end a comment."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_module('*/ int x; /* "%s" `ls` $(ls)', nn.Linear(4, 3))
+
+    def forward(self, x):
+        return next(self.children())(x)
+
+
+# Folders.
+
+
+def test_names_do_not_reach_the_source(tmp_path):
+    done = export_c(Odd(), torch.randn(2, 4), tmp_path / "out")
+    code = (tmp_path / "out" / "network.c").read_text()
+    assert done.difference < 1e-6
+    assert "int x" not in code
+    assert "/* ???int?x???????s???ls????ls? */" in code
+
+
+def test_the_folder_builds_as_its_readme_says(tmp_path):
+    torch.manual_seed(0)
+    model = sparse_(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 4))).eval()
+    done = export_c(model, torch.randn(2, 3, 8, 8), tmp_path / "new" / "out")
+    folder = tmp_path / "new" / "out"
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "example.c", "network.c", "network.h"]
+    assert done.difference < 1e-5
+    page = (folder / "README.md").read_text()
+    assert f"Constant data: {done.bytes:,} bytes. Memory while it runs: {done.arena:,} bytes" in page
+    commands = re.findall(r"^    (cc .*|\./example.*)$", page, re.MULTILINE)
+    image = torch.randn(1, 3, 8, 8)
+    (folder / "input.f32").write_bytes(image.numpy().tobytes())
+    assert len(commands) == 2
+    for command in commands:
+        printed = subprocess.run(command, cwd=folder, shell=True, capture_output=True, check=True, text=True).stdout
+    torch.testing.assert_close(torch.tensor([float(line) for line in printed.split()]), model(image)[0].detach())
+
+
+def test_a_short_input_is_refused(tmp_path):
+    export_c(nn.Linear(4, 2).eval(), torch.randn(2, 4), tmp_path)
+    subprocess.run([COMPILERS[0], "-std=c99", "-o", "example", "example.c", "network.c"], cwd=tmp_path, check=True)
+    done = subprocess.run([tmp_path / "example"], input=b"12345678", capture_output=True, text=False)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr == b"the input has 2 floats; this network takes 4\n"
+
+
+def test_nothing_is_written_where_a_file_is_in_the_way(tmp_path):
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(IterandError, match="out is a file; give the name of a folder"):
+        export_c(nn.Linear(4, 2).eval(), torch.randn(2, 4), tmp_path / "out")
+    with pytest.raises(IterandError, match=r"the network uses aten\.silu"):
+        export_c(nn.Sequential(nn.Linear(4, 2), nn.SiLU()).eval(), torch.randn(2, 4), tmp_path / "other")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_without_a_compiler_the_folder_is_written_unchecked(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    assert export_c(nn.Linear(4, 2).eval(), torch.randn(2, 4), tmp_path / "out").difference is None
+    assert (tmp_path / "out" / "network.c").exists()

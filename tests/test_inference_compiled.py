@@ -1,0 +1,242 @@
+"""``compile_ticket``: outputs, threads, the cache and what it refuses to load, and life without a compiler."""
+
+import copy
+import logging
+import re
+import shutil
+import stat
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import iterand
+from iterand.errors import IterandError, TicketError
+from iterand.inference import compiled
+
+needs_compiler = pytest.mark.skipif(not compiled.find_compiler(), reason="needs a C compiler")
+SHAPE = (3, 8, 8)
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 5)
+    )
+
+
+@pytest.fixture(scope="module")
+def ticket(tmp_path_factory):
+    torch.manual_seed(0)
+    model = iterand.prune_(network(), 0.7, weights="signed_constant")
+    for _ in range(2):
+        model(torch.randn(16, *SHAPE))
+    path = tmp_path_factory.mktemp("ticket") / "mine.ticket"
+    iterand.save_ticket(model.eval(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(ticket):
+    model = iterand.load_ticket(ticket, network()).eval()
+    images = torch.randn(7, *SHAPE, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return images, model(images)
+
+
+@pytest.fixture(scope="module")
+def built(ticket, tmp_path_factory):
+    """A cache with the library of the ticket."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        iterand.compile_ticket(ticket, network(), input_shape=SHAPE)
+    return folder
+
+
+@pytest.fixture
+def cache(built, tmp_path, monkeypatch):
+    """A copy of it for one test."""
+    folder = tmp_path / "cache"
+    shutil.copytree(built, folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder / "iterand" / "compiled"
+
+
+@pytest.fixture
+def builds(monkeypatch):
+    """The folders of builds, which happen only if the cache is not used."""
+    folders, build = [], compiled.build
+
+    def counted(source, compiler, folder):
+        folders.append(folder)
+        return build(source, compiler, folder)
+
+    monkeypatch.setattr(compiled, "build", counted)
+    return folders
+
+
+@needs_compiler
+def test_arrays_and_tensors(ticket, expected, cache, builds):
+    images, outputs = expected
+    run = iterand.compile_ticket(ticket, network())
+    assert (run.input_shape, run.is_compiled) == (None, False)
+    found = run(images)
+    assert (run.input_shape, run.output_shape, run.is_compiled) == (SHAPE, (5,), True)
+    assert isinstance(found, torch.Tensor)
+    torch.testing.assert_close(found, outputs)
+    assert isinstance(run(images.numpy()), np.ndarray)
+    np.testing.assert_array_equal(run(images.numpy().astype(np.float64)), found.numpy())
+    np.testing.assert_array_equal(run(images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)), found)
+    assert torch.equal(run(images[:1]), found[:1])
+    assert run(images[:0]).shape == (0, 5)
+    assert builds == []  # all from the cache
+
+
+@needs_compiler
+def test_threads_share_a_batch(ticket, expected, cache):
+    images, _ = expected
+    one = iterand.compile_ticket(iterand.read_ticket(ticket), network(), input_shape=SHAPE)
+    three = iterand.compile_ticket(ticket, network(), threads=3, input_shape=SHAPE)
+    for batch in (images, images[:2], images.repeat(40, 1, 1, 1)):
+        assert torch.equal(three(batch), one(batch))
+
+
+@needs_compiler
+def test_the_model_in_train_mode_gives_the_same(ticket, expected, cache):
+    model = network().train()
+    torch.testing.assert_close(iterand.compile_ticket(ticket, model)(expected[0]), expected[1])
+
+
+def library(cache):
+    (path,) = cache.glob("*.so")
+    return path
+
+
+def damage(cache):
+    data = bytearray(library(cache).read_bytes())
+    data[len(data) // 2] ^= 1
+    library(cache).write_bytes(data)
+
+
+def plant(cache):
+    """Another library under this name, which would end the process."""
+    library(cache).with_suffix(".json").unlink()
+    library(cache).write_bytes(b"not a library at all")
+
+
+def swap(cache):
+    """The library and the seal of another network."""
+    path = library(cache)
+    seal = path.with_suffix(".json")
+    seal.write_text(seal.read_text().replace(path.stem, "0" * 32))
+
+
+def open_to_others(cache):
+    library(cache).chmod(0o666)
+
+
+def link(cache):
+    path = library(cache)
+    path.rename(cache / "elsewhere")
+    path.symlink_to(cache / "elsewhere")
+
+
+@needs_compiler
+@pytest.mark.parametrize("harm", [damage, plant, swap, open_to_others, link])
+def test_a_library_that_is_not_as_it_was_built_is_built_again(harm, ticket, expected, cache, builds):
+    harm(cache)
+    torch.testing.assert_close(iterand.compile_ticket(ticket, network())(expected[0]), expected[1])
+    assert len(builds) == 1
+    iterand.compile_ticket(ticket, network(), input_shape=SHAPE)
+    assert len(builds) == 1  # and is in the cache again
+
+
+@needs_compiler
+def test_a_cache_that_others_can_write_is_not_used(ticket, expected, cache, builds):
+    before = library(cache).stat().st_mtime_ns
+    cache.chmod(0o777)
+    torch.testing.assert_close(iterand.compile_ticket(ticket, network())(expected[0]), expected[1])
+    assert len(builds) == 1
+    assert library(cache).stat().st_mtime_ns == before
+
+
+@needs_compiler
+def test_the_cache_is_the_users_own(cache):
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert not library(cache).stat().st_mode & 0o022
+
+
+@needs_compiler
+def test_other_weights_are_another_library(ticket, expected, cache, builds, tmp_path):
+    model = iterand.load_ticket(ticket, network())
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        changed[5].bias += 1
+    iterand.save_ticket(iterand.prune_(changed, 0.5), tmp_path / "other.ticket")
+    other = iterand.compile_ticket(tmp_path / "other.ticket", network())
+    assert not torch.allclose(other(expected[0]), expected[1])
+    assert len(builds) == 1
+
+
+def test_without_a_compiler_torch_runs_it(ticket, expected, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    caplog.set_level(logging.WARNING, "iterand")
+    run = iterand.compile_ticket(ticket, network())
+    torch.testing.assert_close(run(expected[0]), expected[1])
+    assert not run.is_compiled
+    assert [record.getMessage() for record in caplog.records] == [
+        "no C compiler is found, so the network runs with torch, which is slower; install gcc or clang, or set CC"
+    ]
+
+
+def test_a_compiler_that_is_not_there(ticket, monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler -O2")
+    with pytest.raises(
+        IterandError, match=r"^CC is 'no-such-compiler -O2', which is not found; set it to a C compiler"
+    ):
+        iterand.compile_ticket(ticket, network(), input_shape=SHAPE)
+
+
+def test_a_compiler_that_fails(ticket, tmp_path, monkeypatch):
+    script = tmp_path / "bad cc"
+    script.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'network.c:1: fatal error: disk full' >&2\nexit 1\n"
+    )
+    script.chmod(0o755)
+    monkeypatch.setenv("CC", f"'{script}'")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(IterandError, match=re.escape("cannot build the network: network.c:1: fatal error: disk full")):
+        iterand.compile_ticket(ticket, network(), input_shape=SHAPE)
+    assert list((tmp_path / "cache" / "iterand" / "compiled").iterdir()) == []
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (torch.zeros(2, 3, 9, 9), "inputs have shape (2, 3, 9, 9); this network is compiled for (batch, 3, 8, 8);"),
+        (torch.zeros(3, 8, 8), "inputs have shape (3, 8, 8); this network is compiled for (batch, 3, 8, 8);"),
+        (torch.zeros(3), "inputs have shape (3,); they must be a batch, with the examples first"),
+        (np.zeros((2, 3, 8, 8), np.uint8), "inputs are uint8; they must be floating-point numbers, prepared as in"),
+    ],
+)
+def test_wrong_inputs_are_refused(inputs, message, ticket, cache):
+    run = iterand.compile_ticket(ticket, network(), input_shape=SHAPE)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run(inputs)
+
+
+def test_wrong_arguments_are_refused(ticket, tmp_path):
+    (tmp_path / "half.ticket").write_bytes(ticket.read_bytes()[:-20])
+    with pytest.raises(TicketError, match=r"half\.ticket"):
+        iterand.compile_ticket(tmp_path / "half.ticket", network())
+    with pytest.raises(TicketError, match=r"has shape \[8, 3, 3, 3\] in it and \[3, 3\] in Sequential"):
+        iterand.compile_ticket(ticket, nn.Sequential(nn.Linear(3, 3)))
+    with pytest.raises(TicketError, match="give load_ticket the model"):
+        iterand.compile_ticket(ticket)
+    with pytest.raises(ValueError, match="threads"):
+        iterand.compile_ticket(ticket, network(), threads=0)
+    with pytest.raises(ValueError, match="input_shape"):
+        iterand.compile_ticket(ticket, network(), input_shape=(3, -8, 8))
