@@ -1,0 +1,1 @@
+"""C sources for exported networks: a decoder of tickets (``ticket.c``)."""
