@@ -1,1 +1,1 @@
-"""C kernels of inference, and what writes the C of a network."""
+"""C for inference: kernels and the emitter of a network, and a decoder of tickets."""
