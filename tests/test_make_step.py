@@ -261,8 +261,18 @@ def only_some(model):
         ),
         ({"loss": None}, "loss_fn is None; it must be a function of the outputs and the targets"),
         ({"precision": torch.float16}, "precision is torch.float16; it must be torch.bfloat16"),
-        ({"accumulation_steps": 0}, "accumulation_steps is 0; it is a number of batches"),
-        ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0; it must be greater than 0"),
+        ({"loss": nn.CrossEntropyLoss}, "loss_fn is <class .*; it must be a function of the outputs"),
+        ({"accumulation_steps": 0}, "accumulation_steps is 0; it is a number of batches, at least 1"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0; it must be a number greater than 0, or None"),
+        ({"max_grad_norm": "1"}, "max_grad_norm is '1'; it must be a number greater than 0, or None"),
+        ({"steppers": None}, "steppers is None; it must be a list of objects with a method step"),
+        ({"steppers": ["a"]}, r"steppers is \['a'\]; it must be a list of objects with a method step"),
+        ({"steppers": [iterand.IterativeRandomization]}, r"steppers is \[<class .*; it must be a list of objects"),
+        ({"optimizer": lambda model: None}, "optimizer is None; it must be an optimizer of torch.optim over the model"),
+        (
+            {"optimizer": lambda model: torch.optim.LBFGS(iterand.scores(model))},
+            "LBFGS evaluates the loss several times",
+        ),
     ],
 )
 def test_arguments_that_are_refused(arguments, sentence):
@@ -273,14 +283,59 @@ def test_arguments_that_are_refused(arguments, sentence):
 def test_a_batch_of_another_structure_is_refused():
     train = step_of(lambda outputs, targets: smoothed(outputs, targets["labels"]))
     train(images(0), {"labels": TARGETS})
-    with pytest.raises(
-        ValueError, match=r"the batch is …, …, but the first was …, {'labels': …}; give all batches one"
-    ):
+    first = "but the first was one tensor with a dict of labels as targets; give all batches one structure"
+    with pytest.raises(ValueError, match=f"the batch is one tensor with one tensor as targets, {first}"):
         train(images(0), TARGETS)
-    with pytest.raises(ValueError, match=r"the batch is …, but the first was …, {'labels': …}"):
-        train(images(0))
+    with pytest.raises(ValueError, match=f"the batch is a tuple of 1 with nothing as targets, {first}"):
+        train((images(0),))
     with pytest.raises(ValueError, match="the batch is on meta, the model on cpu; move it there first"):
         train(images(0).to("meta"), {"labels": TARGETS.to("meta")})
+    with pytest.raises(ValueError, match="the batch is on meta, the model on cpu; move it there first"):
+        train(images(0), {"labels": TARGETS.to("meta")})
+
+
+def test_a_first_batch_that_fails_fixes_no_structure():
+    train = step_of()
+    with pytest.raises(TypeError):
+        train((images(0), TARGETS))
+    train(images(0), TARGETS)
+
+
+def test_keywords_have_no_order():
+    class Keywords(nn.Linear):
+        def forward(self, *, a, b):
+            return super().forward(a - b)
+
+    model = Keywords(4, 3)
+    train = iterand.make_step(model, torch.optim.SGD(model.parameters(), 0.1), F.cross_entropy)
+    a, b, targets = torch.randn(2, 4), torch.randn(2, 4), torch.tensor([0, 2])
+    expected = F.cross_entropy(model(a=a, b=b), targets)
+    assert torch.equal(train({"a": a, "b": b}, targets), expected.detach())
+    expected = F.cross_entropy(model(a=a, b=b), targets)
+    assert torch.equal(train({"b": b, "a": a}, targets), expected.detach())
+
+
+@pytest.mark.parametrize("change", [lambda model: iterand.fold_(model), lambda model: iterand.prune_(model, 0.5)])
+def test_a_model_that_is_pruned_or_folded_later_is_noticed(change):
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    if change.__code__.co_names[-1] == "fold_":
+        iterand.prune_(model, 0.5)
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], 0.1)
+    train = iterand.make_step(model, optimizer, F.cross_entropy)
+    train(torch.randn(2, 4), torch.tensor([0, 2]))
+    change(model)
+    with pytest.raises(ValueError, match=r"tensors of the optimizer are no parameters of the model; make it over"):
+        train(torch.randn(2, 4), torch.tensor([0, 2]))
+
+
+def test_parameters_that_the_optimizer_gets_later_are_clipped():
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
+    train = iterand.make_step(model, optimizer, F.cross_entropy, max_grad_norm=1e-3)
+    train(torch.randn(2, 4), torch.tensor([0, 2]))
+    optimizer.add_param_group({"params": model[2].parameters()})
+    train(torch.randn(2, 4), torch.tensor([0, 2]))
+    assert nn.utils.get_total_norm([one.grad for one in model.parameters()]) < 1.01e-3
 
 
 def test_another_size_of_batch_is_not_another_structure():

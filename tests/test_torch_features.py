@@ -254,6 +254,35 @@ def test_averages_are_of_scores_and_never_of_weights(cnn, share):
     assert torch.equal(average.eval()(cnn.images), folded(cnn.images))
 
 
+@pytest.mark.parametrize("rounds", [10, 300])
+@pytest.mark.parametrize("weights", ["signed_constant", "kaiming_uniform"])
+def test_a_ticket_of_an_average(weights, rounds, tmp_path):
+    """Its draws come from the model; with 300 rounds they do not fit the integers that it was made with."""
+    torch.manual_seed(0)
+    model = iterand.prune_(nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 5)), 0.6, weights=weights)
+    average = AveragedModel(model)
+    for _ in range(rounds):
+        shake(model)
+        iterand.randomize_(model, 0.3)
+        average.update_parameters(model)
+    copied = copy.deepcopy(average.module)
+    images = torch.randn(8, 16)
+    for source in (average.module, copied):
+        iterand.save_ticket(source, tmp_path / "a.ticket")
+        plain = iterand.load_ticket(
+            tmp_path / "a.ticket", nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 5))
+        )
+        assert torch.equal(plain(images), average.module(images))
+        assert iterand.summary(source).rounds == rounds
+    other = iterand.prune_(nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 5)), 0.6, weights=weights)
+    other.load_state_dict(average.module.state_dict())
+    assert torch.equal(other(images), average.module(images))
+    iterand.randomize_(copied, 0.3)  # a copy goes its own way
+    iterand.randomize_(model, 0.3)
+    assert iterand.summary(copied).rounds == rounds + 1
+    iterand.save_ticket(copied, tmp_path / "a.ticket")
+
+
 def test_averages_of_buffers_are_refused():
     with pytest.raises(ValueError, match=r"^use_buffers=True would average random weights and their draws; leave it"):
         AveragedModel(network(), use_buffers=True)

@@ -115,7 +115,8 @@ def engine_loop() -> Lines:
         cells += [f"{masked['speedup_over_eager']['median']:.1f}", f"{masked['memory_ratio']:.2f}"]
         rows.append(cells)
     what = "Milliseconds of a training step, bfloat16, median of 9 rounds in which all take turns; "
-    what += "224 × 224 images where not said otherwise; ratios are masked ÷ dense; ResNet18 (32 × 32) at commit "
+    what += "224 × 224 images where not said otherwise; ratios are medians of masked ÷ "
+    what += "dense within a round; ResNet18 (32 × 32) at commit "
     what += read_json(names[0])["environment"]["commit"][:7]
     head = [
         "",

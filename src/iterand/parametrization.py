@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self, cast
@@ -106,6 +107,7 @@ class MaskedParametrization(nn.Module):
         """Randomization so far, run-length coded: (coin threshold of a round, how many rounds in a row had it)."""
         self.iterations: Counts = {}
         """The counts of the steppers of this tensor."""
+        self._copied_from: weakref.ref[MaskedParametrization] | None = None
         scores = distributions.sample(
             distributions.get_distribution(settings.score_distribution),
             weight.numel(),
@@ -200,6 +202,25 @@ class MaskedParametrization(nn.Module):
             self.hold_draws_up_to(int(loaded.max()))
         super()._load_from_state_dict(state_dict, prefix, *args, **options)
 
+    def follow_source_(self) -> None:
+        """Take over draws and rounds of the tensor that this is a copy of, if something has copied its draws since.
+
+        ``AveragedModel`` does, but into the integers of the copy, and without the history.
+        """
+        source = self._copied_from() if self._copied_from is not None else None
+        if source is None:
+            return
+        source.follow_source_()
+        if source.rounds <= self.rounds:
+            return
+        draw = source.draw.to(self.draw.device)
+        if torch.equal(draw.to(self.draw.dtype), self.draw):
+            self.draw, self.history = draw.clone(), list(source.history)
+
+    def _save_to_state_dict(self, *args: Any, **options: Any) -> None:
+        self.follow_source_()
+        super()._save_to_state_dict(*args, **options)
+
     def add_round(self, threshold: int) -> None:
         """Note a round of randomization with this coin."""
         if self.history and self.history[-1][0] == threshold:
@@ -275,7 +296,7 @@ class MaskedParametrization(nn.Module):
                     "has batch norms, call torch.optim.swa_utils.update_bn"
                 )
             frame = frame.f_back
-        return super().__getstate__()  # type: ignore[no-untyped-call]
+        return super().__getstate__() | {"_copied_from": weakref.ref(self)}  # type: ignore[no-untyped-call]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Scores stay float32 and every tensor stays in the order of its indices, whatever .to() asks of the weights.

@@ -116,6 +116,8 @@ def summary(model: nn.Module) -> Summary:
     """Summarize the masked layers of a model."""
     layers = list(require_masked_layers(model).values())
     states = [layer.parametrization for layer in layers]
+    for state in states:
+        state.follow_source_()
     masks = [state.clear_padding_(mask) for state, mask in zip(states, calculate_masks(states))]
     rounds = max(layer.parametrization.rounds for layer in layers)
     summaries = tuple(_summarize(layer, mask) for layer, mask in zip(layers, masks))

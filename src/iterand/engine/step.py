@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -90,24 +90,32 @@ class TrainingStep:
         capture: bool = True,
         forward: Forward | None = None,
     ) -> None:
-        if not callable(loss_fn):
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model is {model!r}; it must be a torch.nn.Module")
+        if not isinstance(optimizer, Optimizer):
+            raise ValueError(f"optimizer is {optimizer!r}; it must be an optimizer of torch.optim over the model")
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ValueError("LBFGS evaluates the loss several times in a step; take another optimizer")
+        if not callable(loss_fn) or isinstance(loss_fn, type):
             raise ValueError(f"loss_fn is {loss_fn!r}; it must be a function of the outputs and the targets")
         if precision not in (None, torch.float32, torch.bfloat16):
             raise ValueError(f"precision is {precision}; it must be torch.bfloat16, or None for the model's own")
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm is {max_grad_norm!r}; it must be greater than 0, or None")
+        if max_grad_norm is not None:
+            _check_norm(max_grad_norm)
         self.model, self.optimizer = model, optimizer
         self._loss_fn, self._forward = loss_fn, forward
-        self._steppers = list(steppers)
+        self._steppers = _check_steppers(steppers)
         self._precision = precision if precision == torch.bfloat16 else None
-        self._accumulation = check_int("accumulation_steps", accumulation_steps, "a number of batches", low=1)
+        self._accumulation = check_int(
+            "accumulation_steps", accumulation_steps, "a number of batches, at least 1", low=1
+        )
         self._max_norm = max_grad_norm
         self._batches = 0
         """Of the current step of the optimizer."""
         self.preparations = 0
         """How often kernels were prepared, at first and whenever tensors have moved."""
         self._structure: pytree.TreeSpec | None = None
-        self._parameters = _check_optimizer(model, optimizer)
+        _check_optimizer(model, optimizer)
         self._device = self._parameters[0].device
         self._modules = list(model.modules())
         self._capture = capture
@@ -119,13 +127,18 @@ class TrainingStep:
             _prepare_again_after_loading(optimizer, weakref.ref(self))
 
     @property
+    def _parameters(self) -> list[nn.Parameter]:
+        """Those of the optimizer, which may get more of them."""
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+    @property
     def replays(self) -> bool:
         """Whether a CUDA graph of the step has been captured."""
         return self._on_device and self._graphs.replays
 
     def __call__(self, inputs: Any, *targets: Any) -> Tensor:
         """Train on a batch; gives the loss, detached."""
-        inputs = dict(inputs) if isinstance(inputs, Mapping) else inputs
+        inputs = {name: inputs[name] for name in sorted(inputs)} if isinstance(inputs, Mapping) else inputs
         leaves, structure = self._flatten((inputs, targets))
         self._batches += 1
         last = self._batches == self._accumulation
@@ -138,6 +151,7 @@ class TrainingStep:
         except BaseException:
             self._batches = 0
             raise
+        self._structure = structure
         if last:
             self._batches = 0
             for stepper in self._steppers:
@@ -163,6 +177,8 @@ class TrainingStep:
             self.optimizer.zero_grad()
         loss = self._loss(inputs, targets)
         (loss if self._accumulation == 1 else loss / self._accumulation).backward()  # type: ignore[no-untyped-call]
+        if any(parameter.grad is None for parameter in self._parameters):
+            _check_optimizer(self.model, self.optimizer)  # the model may have been pruned or folded since
         if last:
             if self._max_norm is not None:
                 nn.utils.clip_grad_norm_(self._parameters, self._max_norm)
@@ -181,7 +197,10 @@ class TrainingStep:
             kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise ValueError(f"loss_fn returned {kind}; it must return a scalar tensor, such as the mean of the losses")
         if not loss.requires_grad:
-            raise ValueError("the loss does not depend on a parameter that takes gradients; is the model frozen?")
+            raise ValueError(
+                "the loss does not depend on a parameter that takes gradients; is the model frozen, or is this inside "
+                "torch.no_grad?"
+            )
         return loss.reshape(())
 
     # On the device
@@ -244,7 +263,10 @@ class TrainingStep:
             loss = self._loss(inputs, targets, forward)
             leaves = [leaf for leaf in self._masked.leaves if leaf.requires_grad]
             scaled = loss if self._accumulation == 1 else loss / self._accumulation
-            gradients = iter(torch.autograd.grad(scaled, [*leaves, *self._others], allow_unused=True))
+            found = torch.autograd.grad(scaled, [*leaves, *self._others], allow_unused=True)
+        if any(gradient is None for gradient in found):
+            _check_optimizer(self.model, self.optimizer)  # the model may have been pruned or folded since
+        gradients = iter(found)
         scores = [next(gradients) if leaf.requires_grad else None for leaf in self._masked.leaves]
         self._update.run(scores, list(gradients), first=first, last=last)
         return loss.detach()
@@ -253,38 +275,50 @@ class TrainingStep:
 
     def _flatten(self, batch: tuple[Any, ...]) -> tuple[list[Any], pytree.TreeSpec]:
         leaves, structure = pytree.tree_flatten(batch)
-        if self._structure is None:
-            self._structure = structure
-        elif structure != self._structure:
-            first = self._structure.unflatten([_HERE] * self._structure.num_leaves)
-            now = structure.unflatten([_HERE] * len(leaves))
+        if self._structure is not None and structure != self._structure:
+            first = self._structure.unflatten([None] * self._structure.num_leaves)
             raise ValueError(
-                f"the batch is {_outline(now)}, but the first was {_outline(first)}; "
+                f"the batch is {_outline(batch)}, but the first was {_outline(first)}; "
                 "give all batches one structure, or make another step"
             )
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if tensors and all(tensor.device != self._device for tensor in tensors):
-            raise ValueError(f"the batch is on {tensors[0].device}, the model on {self._device}; move it there first")
+        away = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.device != self._device]
+        on_host = len(away) < len(leaves) and all(tensor.device.type == "cpu" for tensor in away)  # lengths, say
+        if away and not on_host:
+            raise ValueError(f"the batch is on {away[0].device}, the model on {self._device}; move it there first")
         return leaves, structure
 
 
-class _Here:
-    """A tensor in the outline of a batch."""
-
-    def __repr__(self) -> str:
-        return "…"
-
-
-_HERE = _Here()
-
-
-def _outline(batch: tuple[Any, tuple[Any, ...]]) -> str:
+def _outline(batch: tuple[Any, ...]) -> str:
+    """What a batch consists of, without its numbers."""
     inputs, targets = batch
-    return ", ".join(map(repr, (inputs, *targets)))
+    return f"{_kind(inputs)} with {' and '.join(map(_kind, targets)) or 'nothing'} as targets"
 
 
-def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> list[nn.Parameter]:
-    """The parameters of the optimizer, if it trains this model."""
+def _kind(part: Any) -> str:
+    if isinstance(part, dict):
+        return f"a dict of {', '.join(map(str, part))}"
+    if isinstance(part, (tuple, list)):
+        return f"a {type(part).__name__} of {len(part)}"
+    return "one tensor"
+
+
+def _check_norm(value: Any) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+        raise ValueError(f"max_grad_norm is {value!r}; it must be a number greater than 0, or None")
+
+
+def _check_steppers(steppers: Any) -> list[Stepper]:
+    found: list[Any] = list(steppers) if isinstance(steppers, Iterable) else [None]
+    if not all(callable(getattr(one, "step", None)) and not isinstance(one, type) for one in found):
+        raise ValueError(
+            f"steppers is {steppers!r}; it must be a list of objects with a method step, such as "
+            "[IterativeRandomization(model)]"
+        )
+    return found
+
+
+def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse an optimizer that does not train this model."""
     parameters: list[nn.Parameter] = [one for group in optimizer.param_groups for one in group["params"]]
     known = {id(parameter) for parameter in model.parameters()}
     strangers = sum(id(parameter) not in known for parameter in parameters)
@@ -301,7 +335,6 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> list[nn.Paramete
     frozen = sum(not parameter.requires_grad for parameter in parameters)
     if frozen == len(parameters):
         raise ValueError(f"none of the {frozen} tensors of the optimizer takes gradients; {way_out}")
-    return parameters
 
 
 def _prepare_again_after_loading(optimizer: Optimizer, step: "weakref.ref[TrainingStep]") -> None:

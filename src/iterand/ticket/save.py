@@ -268,6 +268,8 @@ class Encoded(NamedTuple):
 def encode_layers(layers: Mapping[str, MaskedLayer]) -> Encoded:
     """Encode masks and kept weights: the header of each layer, one SHA-256 and one coded stream."""
     states = [layer.parametrization for layer in layers.values()]
+    for state in states:
+        state.follow_source_()
     masks = [state.clear_padding_(mask).to("cpu") for state, mask in zip(states, calculate_masks(states))]
     indices = [draws.kept_indices(mask) for mask in masks]
     kept_draws = [_take(layer.draw.int(), index) for layer, index in zip(layers.values(), indices)]
