@@ -22,7 +22,8 @@ def bench(
     network: Annotated[
         list[str] | None,
         typer.Option(
-            help="Recipe whose network is measured, such as conv6; for loop also timm:NAME and bert; repeatable.",
+            help="Recipe whose network is measured, such as conv6; for loop also timm:NAME and bert; for "
+            "inference also timm:NAME and a ticket's file; repeatable.",
             autocompletion=options.completing(options.recipes),
         ),
     ] = None,
@@ -30,7 +31,7 @@ def bench(
         list[str] | None,
         typer.Option(
             help="For step: eager, or on a GPU 'graph', 'compiled graph' and others; for loop: eager, compiled or "
-            "make_step; repeatable."
+            "make_step; for inference: iterand, onnxruntime, torch or compiled; repeatable."
         ),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples per step (128).")] = None,

@@ -93,7 +93,7 @@ def export_onnx(
 def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> "onnx.ModelProto":
     batches = tuple({0: torch.export.Dim.AUTO} for _ in example)
     try:
-        with _quiet(), torch.no_grad():
+        with quiet(), torch.no_grad():
             # No optimization: folding batch norm into the weights would destroy their levels.
             program: Any = torch.onnx.export(
                 model, example, dynamo=True, optimize=False, opset_version=OPSET, dynamic_shapes=batches, verbose=False
@@ -145,7 +145,7 @@ def _difference(data: bytes, given: Tensor, example: tuple[Tensor, ...]) -> floa
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence warnings of torch's exporter about packages that are not needed here."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

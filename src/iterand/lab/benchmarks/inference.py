@@ -1,0 +1,146 @@
+"""Inference on a CPU: ``compile_ticket`` beside onnxruntime and torch, which run the dense network."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from iterand import load_ticket, prune_
+from iterand.errors import extra
+from iterand.inference.c.emitter import emit
+from iterand.inference.compiled import CompiledNetwork
+from iterand.inference.graph import Convolution, Linear, trace
+from iterand.inference.onnx import quiet
+from iterand.lab.benchmarks.table import FAILED, Notify, Options, Row, Table, reason
+from iterand.lab.benchmarks.timing import spread, subject, take_turns
+from iterand.lab.networks.external import TIMM, build_timm
+from iterand.masking import fold_
+from iterand.ticket import read_ticket
+
+RUNTIMES = ("iterand", "onnxruntime", "torch", "compiled")
+_SPARSITY = 0.95
+_BATCHES = (1, 32)
+_BURST_SECONDS = 0.05
+_CPU = torch.device("cpu")
+
+Run = Callable[[], object]
+
+
+def measure(options: Options, notify: Notify) -> Table:
+    """Milliseconds of a batch for every network, runtime, batch size and number of threads."""
+    table = Table(
+        "inference",
+        [
+            "float32 on a CPU, random inputs. iterand adds the kept weights, the others multiply by all of them.",
+            f"Networks of recipes are pruned to p = {_SPARSITY} at random. All take turns, and a speedup is that of a turn.",
+        ],
+    )
+    runtimes = options.executions or (("iterand", "torch") if options.short else RUNTIMES[:3])
+    for name in runtimes:
+        if name not in RUNTIMES:
+            raise ValueError(f"there is no runtime {name!r}; there are {', '.join(RUNTIMES)}")
+    batches = (options.batch_size,) if options.batch_size else (1,) if options.short else _BATCHES
+    cores = os.cpu_count() or 1
+    threads = (1,) if options.short else tuple(dict.fromkeys((1, cores)))
+    for name in options.networks or (("digits",) if options.short else ("resnet20",)):
+        model, shape = _network(name)
+        size = _operations(model, shape)
+        for batch, count in itertools.product(batches, threads):
+            notify(f"inference: {name}, batch {batch}, {count} threads")
+            head: Row = {"network": Path(name).name, "batch": batch, "threads": count, **size}
+            table.rows += _measure(model, torch.randn(batch, *shape), runtimes, count, head, options)
+    return table
+
+
+def _measure(
+    model: nn.Module, inputs: Tensor, runtimes: tuple[str, ...], threads: int, head: Row, options: Options
+) -> list[Row]:
+    rows: dict[str, Row] = {name: head | {"runtime": name} for name in runtimes}
+    works: dict[str, Run] = {}
+    with _threads(threads), torch.no_grad():
+        for name in runtimes:
+            try:
+                works[name] = _RUNS[name](model, inputs, threads)
+                works[name]()
+            except Exception as error:  # whatever a compiler or an exporter may raise
+                works.pop(name, None)
+                rows[name][FAILED] = reason(error)
+        times = take_turns(works, options.count(gpu=15, cpu=15, short=3), _BURST_SECONDS, _CPU)
+    dense = times.get("onnxruntime")
+    for name, mine in times.items():
+        rows[name]["milliseconds"] = spread(mine)
+        if dense is not None:
+            rows[name]["speedup"] = spread([theirs / own for theirs, own in zip(dense, mine)])
+    return list(rows.values())
+
+
+def _network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
+    """The network of a ticket or of a recipe, and the shape of its inputs."""
+    if name.endswith(".ticket"):
+        data = (read_ticket(name).recipe or {}).get("data", {}).get("name", "")
+        return load_ticket(name).eval(), (1, 8, 8) if data == "digits" else (3, 32, 32)
+    if name.startswith(TIMM):
+        model, shape = build_timm(name, 1000, 3, {}), (3, 224, 224)
+    else:
+        chosen = subject(name)
+        model, shape = chosen.network(), (chosen.channels, chosen.side, chosen.side)
+    return fold_(prune_(model, _SPARSITY, weights="signed_constant", ranking="global", seed=0)).eval(), shape
+
+
+def _operations(model: nn.Module, shape: tuple[int, ...]) -> Row:
+    """Multiplications of an input by weights: all of them, and those by weights that are kept; and bytes of data."""
+    graph = trace(model, torch.zeros(1, *shape))
+    layers = [node for node in graph.nodes if isinstance(node, (Convolution, Linear))]
+    pixels = [torch.Size(node.output.shape[1:]).numel() for node in layers]
+    every = sum(node.weight.size * count for node, count in zip(layers, pixels))
+    kept = sum(int((node.weight != 0).sum()) * count for node, count in zip(layers, pixels))
+    return {"operations": every, "kept": kept, "data_bytes": emit(graph, coded=True).data}
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _iterand(model: nn.Module, inputs: Tensor, threads: int) -> Run:
+    network = CompiledNetwork(model, threads, tuple(inputs.shape[1:]))
+    if not network.is_compiled:
+        raise ValueError("no C compiler is found")
+    batch = inputs.numpy()
+    return lambda: network(batch)
+
+
+def _onnxruntime(model: nn.Module, inputs: Tensor, threads: int) -> Run:
+    with extra("onnx", "comparing with onnxruntime"):
+        import onnxruntime
+    with quiet():
+        program: Any = torch.onnx.export(model, (inputs,), dynamo=True, verbose=False)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    session = onnxruntime.InferenceSession(
+        program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    feed = {session.get_inputs()[0].name: inputs.numpy()}
+    return lambda: session.run(None, feed)
+
+
+def _torch(model: nn.Module, inputs: Tensor, threads: int) -> Run:
+    return lambda: model(inputs)
+
+
+def _compiled(model: nn.Module, inputs: Tensor, threads: int) -> Run:
+    run = torch.compile(model)
+    return lambda: run(inputs)
+
+
+_RUNS = {"iterand": _iterand, "onnxruntime": _onnxruntime, "torch": _torch, "compiled": _compiled}
