@@ -121,7 +121,8 @@ def test_compilers_and_vectors_give_the_same_bits(compiler, coded, wide_graph, t
     model, graph = wide_graph
     source, images = emit(graph, coded=coded), images_for((3, 14, 15))
     expected = model(images).detach().numpy()
-    reference = run(build(emit(graph), tmp_path / "plain", "-DITERAND_VECTOR=1"), source, images.numpy())
+    plain = emit(graph)
+    reference = run(build(plain, tmp_path / "plain", "-DITERAND_VECTOR=1"), plain, images.numpy())
     assert np.abs(reference - expected).max() <= 1e-5 * np.abs(expected).max()
     for flags in (["-O3", "-march=native"], ["-O1", "-DITERAND_VECTOR=8", "-w"]):
         found = run(build(source, tmp_path / "".join(flags[:1]), *flags, compiler=compiler), source, images.numpy())

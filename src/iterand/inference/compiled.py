@@ -38,6 +38,7 @@ FLAGS = ("-std=c99", "-O3", "-ffp-contract=off", "-fPIC", "-shared")
 NATIVE = "-march=native"
 _COMPILERS = ("cc", "gcc", "clang")
 _SECONDS = 600
+_ALIGNMENT = 64  # bytes: a cache line
 
 
 def compile_ticket(
@@ -87,11 +88,11 @@ class CompiledNetwork:
     def __call__(self, inputs: Array) -> Array:
         """The outputs for a batch."""
         if isinstance(inputs, Tensor):
-            return self._outputs(inputs.detach().cpu().numpy(), inputs.device)
-        return self._outputs(np.asarray(inputs)).numpy()
+            return torch.from_numpy(self._outputs(inputs.detach().cpu().numpy())).to(inputs.device)
+        return self._outputs(np.asarray(inputs))
 
-    def _outputs(self, inputs: NDArray[Any], device: torch.device | None = None) -> Tensor:
-        if not np.issubdtype(inputs.dtype, np.floating):
+    def _outputs(self, inputs: NDArray[Any]) -> NDArray[np.float32]:
+        if inputs.dtype.kind != "f":
             raise ValueError(f"inputs are {inputs.dtype}; they must be floating-point numbers, prepared as in training")
         if inputs.ndim < 2:
             raise ValueError(f"inputs have shape {inputs.shape}; they must be a batch, with the examples first")
@@ -104,12 +105,11 @@ class CompiledNetwork:
             )
         batch = np.ascontiguousarray(inputs, dtype=np.float32)
         if isinstance(self._run, Library):
-            outputs = torch.from_numpy(self._run(batch, self._threads).reshape(len(batch), *(self.output_shape or ())))
-        else:
-            assert self._run is not None
-            with torch.no_grad():
-                outputs = self._run(torch.from_numpy(batch))
-        return outputs if device is None else outputs.to(device)
+            return self._run(batch, self._threads).reshape(len(batch), *(self.output_shape or ()))
+        assert self._run is not None
+        with torch.no_grad():
+            outputs: NDArray[np.float32] = self._run(torch.from_numpy(batch)).numpy()
+        return outputs
 
     def _build(self, shape: tuple[int, ...]) -> None:
         graph = trace(self._model, torch.zeros(1, *shape))
@@ -137,7 +137,7 @@ class Library:
         self._function = ctypes.CDLL(str(path)).network_run_batch
         self._function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p]
         self._function.restype = None
-        self._arenas: list[NDArray[np.float32]] = []
+        self._arenas: list[tuple[NDArray[np.uint8], int]] = []
 
     def __call__(self, batch: NDArray[np.float32], threads: int) -> NDArray[np.float32]:
         """The outputs of a batch, one row each."""
@@ -152,11 +152,12 @@ class Library:
 
     def _run(self, batch: NDArray[np.float32], outputs: NDArray[np.float32]) -> None:
         try:
-            arena = self._arenas.pop()  # atomic: each thread has its own
+            arena, place = self._arenas.pop()  # atomic: each thread has its own
         except IndexError:
-            arena = np.zeros(self._arena // 4, np.float32)
-        self._function(batch.ctypes.data, outputs.ctypes.data, len(batch), arena.ctypes.data)
-        self._arenas.append(arena)
+            arena = np.zeros(self._arena + _ALIGNMENT, np.uint8)
+            place = -(-arena.ctypes.data // _ALIGNMENT) * _ALIGNMENT
+        self._function(batch.ctypes.data, outputs.ctypes.data, len(batch), place)
+        self._arenas.append((arena, place))
 
 
 # The compiler and the cache.

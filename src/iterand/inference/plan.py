@@ -16,6 +16,8 @@ class Layout:
     width: int
     border_y: int = 0
     border_x: int = 0
+    alignment: int = 1
+    """First pixels lie at multiples of this."""
 
     @property
     def row(self) -> int:
@@ -25,12 +27,12 @@ class Layout:
     @property
     def first(self) -> int:
         """The place of the first pixel in a plane."""
-        return self.border_y * self.row + self.border_x
+        return align(self.border_y * self.row + self.border_x, self.alignment)
 
     @property
     def plane(self) -> int:
         """The distance of channels."""
-        return (self.height + 2 * self.border_y) * self.row + self.border_x
+        return align(self.first + (self.height + self.border_y) * self.row, self.alignment)
 
     @property
     def size(self) -> int:
@@ -76,9 +78,14 @@ class Plan:
     """Of the arena, in numbers."""
 
 
-def make_plan(graph: Graph) -> Plan:
-    """Lay out the values of a network, and place them so that what is needed at the same time does not overlap."""
-    layouts = _layouts(graph)
+def make_plan(graph: Graph, alignment: int = 1) -> Plan:
+    """Lay out the values of a network, and place them so that what is needed at the same time does not overlap.
+
+    Args:
+        graph: The network.
+        alignment: Values begin, and so do the pixels of their planes, at multiples of this: fast, but larger.
+    """
+    layouts = _layouts(graph, alignment)
     gatherings = {
         node.output.name: _gathering(node, layouts)
         for node in graph.nodes
@@ -86,14 +93,15 @@ def make_plan(graph: Graph) -> Plan:
     }
     sizes, lives = {}, {}
     for name, layout in layouts.items():
-        sizes[name] = layout.size
+        sizes[name] = align(layout.size, alignment)
     for number, node in enumerate(graph.nodes):
         lives[node.output.name] = [number, number]
         for value in node.inputs:
             lives.setdefault(value.name, [-1, -1])[1] = number
         if node.output.name in gatherings:
             rows = f"{node.output.name} rows"
-            sizes[rows], lives[rows] = gatherings[node.output.name].size, [number, number]
+            sizes[rows] = align(gatherings[node.output.name].size, alignment)
+            lives[rows] = [number, number]
     lives.setdefault(graph.input.name, [-1, -1])
     lives[graph.output.name][1] = len(graph.nodes)
     places = _place(sizes, lives)
@@ -111,7 +119,12 @@ def planes(value: Value) -> tuple[int, int, int]:
     return channels, *((1,) * (2 - len(pixels)) if len(pixels) < 2 else ()), *pixels  # type: ignore[return-value]
 
 
-def _layouts(graph: Graph) -> dict[str, Layout]:
+def align(size: int, alignment: int) -> int:
+    """The size, rounded up."""
+    return -(-size // alignment) * alignment
+
+
+def _layouts(graph: Graph, alignment: int) -> dict[str, Layout]:
     """Borders as wide as any reader needs; values whose rows must be equally far apart have equal borders."""
     values = {value.name: value for node in graph.nodes for value in (*node.inputs, node.output)}
     values[graph.input.name] = graph.input
@@ -139,7 +152,12 @@ def _layouts(graph: Graph) -> dict[str, Layout]:
         for residual in node.inputs[1:]:
             join(residual.name, node.output.name)
     return {
-        name: Layout(*planes(value), border_y[name], max(border_x[other] for other in group[name]))
+        name: Layout(
+            *planes(value),
+            border_y[name],
+            max(border_x[other] for other in group[name]),
+            alignment if len(value.shape) > 1 else 1,
+        )
         for name, value in values.items()
     }
 

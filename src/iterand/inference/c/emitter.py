@@ -27,6 +27,7 @@ from iterand.inference.plan import Gathering, Layout, Plan
 
 _LINE = 120
 _BYTES = {"float": 4, "int32_t": 4, "uint16_t": 2, "uint8_t": 1}
+_ALIGNMENT = 16  # floats: the longest vector
 _ESCAPE = 255  # the code that stands for no weight
 _DECODED = 512  # offsets that are decoded at a time, at least
 _OF_CALLER = {"input", "output"}
@@ -54,7 +55,7 @@ def emit(graph: Graph, *, coded: bool = False) -> Source:
         graph: The network.
         coded: Store a byte for a weight, which is small, instead of its offset, which is fast.
     """
-    made = planning.make_plan(graph)
+    made = planning.make_plan(graph, 1 if coded else _ALIGNMENT)
     writer = _Writer(graph, made, coded)
     writer.copy("input", graph.input.name)
     for node in graph.nodes:

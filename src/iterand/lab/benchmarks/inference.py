@@ -37,7 +37,7 @@ def measure(options: Options, notify: Notify) -> Table:
         "inference",
         [
             "float32 on a CPU, random inputs. iterand adds the kept weights, the others multiply by all of them.",
-            f"Networks of recipes are pruned to p = {_SPARSITY} at random. All take turns, and a speedup is that of a turn.",
+            f"Networks of recipes are pruned to p = {_SPARSITY} at random. All take turns, also for a speedup.",
         ],
     )
     runtimes = options.executions or (("iterand", "torch") if options.short else RUNTIMES[:3])
