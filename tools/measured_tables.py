@@ -133,6 +133,28 @@ def engine_loop() -> Lines:
     return [*conditions(read_json(names[1]), what), *markdown(head, rows)]
 
 
+def inference() -> Lines:
+    """Tickets as machine code beside onnxruntime and torch."""
+    found = _rows("inference-cpu.json", "inference", "network", "batch", "threads", "runtime")
+    titles = {
+        "best-resnet20-87c5297945.ticket": "ResNet20, p = 0.9", "best-resnet20-56686411e5.ticket": "ResNet20, p = 0.95",
+        "best-resnet20-e21621f5ed.ticket": "ResNet20, p = 0.99", "best-vgg11-149020f69d.ticket": "VGG11, p = 0.95",
+        "best-vgg11-f5591dd60a.ticket": "VGG11, p = 0.99",
+    }  # fmt: skip
+    rows = []
+    for name, title in titles.items():
+        own = found[name, 1, 1, "iterand"]
+        times = [found[name, 1, 1, runtime]["milliseconds"]["median"] for runtime in ("iterand", "onnxruntime", "torch")]
+        rows.append([
+            title, f"{own['kept'] / 1e6:.1f} of {own['operations'] / 1e6:.0f}", *(f"{time:.3f}" for time in times),
+            f"{own['speedup']['median']:.1f}", f"{found[name, 32, 1, 'iterand']['speedup']['median']:.1f}",
+        ])  # fmt: skip
+    what = "Milliseconds of one image on one core, float32, trained tickets, median of 15 rounds in which all take turns; "
+    what += "onnxruntime and torch run the dense network; speedup over onnxruntime, with one image and with 32"
+    head = ["", "million additions", "compile_ticket", "onnxruntime", "torch", "speedup", "speedup, 32"]
+    return [*conditions(read_json("inference-cpu.json"), what), *markdown(head, rows)]
+
+
 def engine_cut() -> Lines:
     """The time of a cut over the number of scores."""
     found = _rows("select-h200.json", "select", "subject", "weights", "way")
@@ -454,6 +476,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "benchmarks": benchmarks,
     "engine-step": engine_step,
     "engine-loop": engine_loop,
+    "inference": inference,
     "engine-cut": engine_cut,
     "engine-randomize": engine_randomize,
     "engine-convolutions": engine_convolutions,

@@ -140,14 +140,14 @@ def _layouts(graph: Graph, alignment: int) -> dict[str, Layout]:
     for node in graph.nodes:
         if not isinstance(node, Convolution):
             continue
-        if reads_directly(node):
-            name = node.inputs[0].name
-            border_y[name], border_x[name] = (
-                max(border[name], padding, dilation * (size - 1) - padding)
-                for border, padding, dilation, size in zip(
-                    (border_y, border_x), node.padding, node.dilation, node.weight.shape[2:]
-                )
+        name = node.inputs[0].name
+        border_y[name], border_x[name] = (
+            max(border[name], padding, dilation * (size - 1) - padding if reads_directly(node) else 0)
+            for border, padding, dilation, size in zip(
+                (border_y, border_x), node.padding, node.dilation, node.weight.shape[2:]
             )
+        )
+        if reads_directly(node):
             join(name, node.output.name)
         for residual in node.inputs[1:]:
             join(residual.name, node.output.name)

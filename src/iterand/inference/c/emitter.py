@@ -167,7 +167,7 @@ class _Writer:
         self._array("float", f"{out}_shift", _floats(node.shift))
         values = "NULL" if lists.values is None else f"{out}_values"
         parts = [offsets, codes, f"{out}_counts", values, f"{out}_scale", f"{out}_shift", int(node.relu), *numbers]
-        self.data.append(f"static const weights_of {out}_weights = {{{', '.join(map(str, parts))}}};")
+        self._constant("weights_of", f"{out}_weights", parts)
         self.decoded = max(self.decoded, *map(sum, zip(lists.counts[::2], lists.counts[1::2])))
         source = self._at(node.inputs[0].name)
         if isinstance(node, Convolution) and (gathered := self._plan.gatherings.get(out)):
@@ -177,20 +177,24 @@ class _Writer:
         self.calls.append(f"convolve({source}, &{out}_weights, {residual}, {self._value(out)});")
 
     def _gather(self, node: Convolution, gathered: Gathering) -> None:
-        out = node.output.name
+        out, source = node.output.name, node.inputs[0].name
+        at, (py, px) = self._layouts[source], node.padding
+        first = at.first - py * at.row - px
+        padded = [at.channels, at.height + 2 * py, at.width + 2 * px, first, at.row, at.plane]
+        width = self._layouts[out].width
         numbers = [
-            gathered.columns, gathered.remainders, gathered.rows, *node.stride, node.dilation[1], *node.padding,
-            self._plan.layouts[out].width, gathered.row,
+            gathered.columns, gathered.remainders, gathered.rows, *node.stride, node.dilation[1], width, gathered.row,
         ]  # fmt: skip
-        self.data.append(f"static const gathering {out}_gathering = {{{', '.join(map(str, numbers))}}};")
-        source, rows = self._value(node.inputs[0].name), self._at(f"{out} rows")
-        self.calls.append(f"gather({source}, &{out}_gathering, {rows});")
+        self._constant("layout", f"{out}_padded", padded)
+        self._constant("gathering", f"{out}_gathering", numbers)
+        rows = self._at(f"{out} rows")
+        self.calls.append(f"gather({self._at(source)}, &{out}_padded, &{out}_gathering, {rows});")
 
     def _pool(self, node: MaxPool | AveragePool) -> None:
         out, maximum = node.output.name, isinstance(node, MaxPool)
         include = int(isinstance(node, AveragePool) and node.count_include_pad)
         numbers = [*node.kernel, *node.stride, *node.padding, include]
-        self.data.append(f"static const window {out}_window = {{{', '.join(map(str, numbers))}}};")
+        self._constant("window", f"{out}_window", numbers)
         source = self._value(node.inputs[0].name)
         self.calls.append(f"pool({source}, &{out}_window, {int(maximum)}, {self._value(out)});")
 
@@ -216,9 +220,11 @@ class _Writer:
         if name not in self._defined:
             self._defined.add(name)
             at = self._layouts[name]
-            numbers = (at.channels, at.height, at.width, at.first, at.row, at.plane)
-            self.data.append(f"static const layout {name}_at = {{{', '.join(map(str, numbers))}}};")
+            self._constant("layout", f"{name}_at", [at.channels, at.height, at.width, at.first, at.row, at.plane])
         return f"&{name}_at"
+
+    def _constant(self, kind: str, name: str, parts: Sequence[int | str]) -> None:
+        self.data.append(f"static const {kind} {name} = {{{', '.join(map(str, parts))}}};")
 
     def _array(self, kind: str, name: str, numbers: Iterable[str]) -> None:
         numbers = list(numbers)

@@ -200,17 +200,30 @@ KERNEL void few(const block *b, int32_t length) {
     }
 }
 
+KERNEL void zeros(float *at, int32_t count) {
+    const vector zero = {0};
+    int32_t i;
+    if (count < VL) {
+        for (i = 0; i < count; i++) at[i] = 0;
+        return;
+    }
+    for (i = 0; i + VL < count; i += VL) STORE(at + i, zero);
+    STORE(at + count - VL, zero);
+}
+
 /* Zeros in front of, behind and between the rows of all planes. */
 KERNEL void clear_border(float *value, const layout *at) {
-    int32_t channel, row, gap = at->row - at->width, length = length_of(at);
-    if (at->first) memset(value, 0, (size_t)at->first * sizeof *value);
+    const int32_t gap = at->row - at->width, length = length_of(at);
+    int32_t channel, row, i;
+    zeros(value, at->first);
     for (channel = 0; channel < at->channels; channel++, value += at->plane) {
-        float *pixels = value + at->first, *behind = pixels + length;
-        int32_t rest = channel + 1 < at->channels ? at->plane - length : at->plane - length - at->first;
-        for (row = 0; gap == 1 && row + 1 < at->height; row++) pixels[row * at->row + at->width] = 0;
-        for (row = 0; gap > 1 && row + 1 < at->height; row++)
-            memset(pixels + row * at->row + at->width, 0, (size_t)gap * sizeof *value);
-        if (rest) memset(behind, 0, (size_t)rest * sizeof *value);
+        float *pixels = value + at->first, *between = pixels + at->width;
+        if (gap == 1)
+            for (row = 1; row < at->height; row++, between += at->row) *between = 0;
+        else
+            for (row = 1; row < at->height; row++, between += at->row)
+                for (i = 0; i < gap; i++) between[i] = 0;
+        zeros(pixels + length, at->plane - length - (channel + 1 < at->channels ? 0 : at->first));
     }
 }
 
@@ -304,39 +317,36 @@ KERNEL void convolve(const float *in, const weights_of *w, const float *residual
 }
 
 /* The rows that a strided or unpadded convolution reads, so that rows lie as far apart as those of its output: for each channel,
- * each column of the kernel and each remainder of rows by the stride one plane of `rows` rows. */
+ * each column of the kernel and each remainder of rows by the stride one plane of `rows` rows. The padding is part of `from`. */
 typedef struct {
-    int32_t columns, remainders, rows;                       /* planes of a channel, rows of a plane */
-    int32_t stride_y, stride_x, dilation_x, pad_y, pad_x;
-    int32_t width, row;                                      /* of the output */
+    int32_t columns, remainders, rows; /* planes of a channel, rows of a plane */
+    int32_t stride_y, stride_x, dilation_x;
+    int32_t width, row;                /* of the output */
 } gathering;
 
+#define CHUNK 8 /* a number of pixels that compilers turn into vectors */
+
+KERNEL void take(const float *restrict from, int32_t step, int32_t count, float *restrict to) {
+    int32_t x = 0, i;
+    if (step == 1)
+        for (; x + CHUNK <= count; x += CHUNK)
+            for (i = 0; i < CHUNK; i++) to[x + i] = from[x + i];
+    else if (step == 2)
+        for (; x + CHUNK <= count; x += CHUNK)
+            for (i = 0; i < CHUNK; i++) to[x + i] = from[2 * x + 2 * i];
+    for (; x < count; x++) to[x] = from[x * step];
+}
+
 KERNEL void gather(const float *in, const layout *from, const gathering *g, float *out) {
-    const int32_t step = g->stride_x, width = from->width;
-    int32_t channel, column, remainder, row, x;
+    int32_t channel, column, remainder, row;
     for (channel = 0; channel < from->channels; channel++)
-        for (column = 0; column < g->columns; column++) {
-            const int32_t left = column * g->dilation_x - g->pad_x; /* the pixels inside are from `begin` to `end` */
-            const int32_t reach = width - left > 0 ? (width - left + step - 1) / step : 0;
-            const int32_t begin = left < 0 ? (step - 1 - left) / step : 0, end = reach < g->width ? reach : g->width;
+        for (column = 0; column < g->columns; column++)
             for (remainder = 0; remainder < g->remainders; remainder++)
                 for (row = 0; row < g->rows; row++, out += g->row) {
-                    const int32_t y = row * g->stride_y + remainder - g->pad_y;
-                    const float *pixels = in + channel * from->plane + from->first + y * from->row + left;
-                    if (y < 0 || y >= from->height || begin >= end) {
-                        memset(out, 0, (size_t)g->row * sizeof *out);
-                        continue;
-                    }
-                    for (x = 0; x < begin; x++) out[x] = 0;
-                    if (step == 1)
-                        memcpy(out + begin, pixels + begin, (size_t)(end - begin) * sizeof *out);
-                    else if (step == 2)
-                        for (x = begin; x < end; x++) out[x] = pixels[2 * x];
-                    else
-                        for (x = begin; x < end; x++) out[x] = pixels[x * step];
-                    for (x = end; x < g->row; x++) out[x] = 0;
+                    const int32_t y = row * g->stride_y + remainder;
+                    if (y < from->height) /* no weight reads the others */
+                        take(in + channel * from->plane + from->first + y * from->row + column * g->dilation_x, g->stride_x, g->width, out);
                 }
-        }
 }
 
 typedef struct {
@@ -368,7 +378,7 @@ KERNEL void pool(const float *in, const layout *from, const window *w, int maxim
     clear_border(out, to);
 }
 
-/* relu?(scale * a + shift + b); scale and shift per channel or NULL, b or NULL; written to the channels from `channel` on. */
+/* relu?(scale * a + shift + b); scale and shift per channel or NULL, b or NULL; written to the channels of `a`. */
 KERNEL void combine(const float *a, const layout *a_at, const float *scale, const float *shift, const float *b, const layout *b_at,
                     int relu, float *out, const layout *to) {
     int32_t channel, y, x;
