@@ -31,6 +31,12 @@ if importlib.util.find_spec("hypothesis"):  # the GPU tests run without it
     settings.load_profile("iterand")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory):
+    """Compiled networks are kept in a cache of the tests, not in the user's."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 class Cnn(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -23,6 +23,7 @@ SPREADS = {
     "augment": ["epoch_milliseconds", "images_a_second"],
     "epoch": ["seconds", "data_seconds", "steps_seconds", "evaluation_seconds"],
     "ticket": ["write_seconds", "load_seconds"],
+    "inference": ["milliseconds"],
 }
 
 
@@ -86,6 +87,7 @@ def test_table_for_people(cli):
     ("arguments", "sentence"),
     [
         (["stp"], "unknown benchmark 'stp'; did you mean 'step'?"),
+        (["inference", "--execution", "tvm"], "there is no runtime 'tvm'; there are iterand, onnxruntime, torch, comp"),
         (["step", "--network", "conv7"], "unknown recipe 'conv7'; did you mean 'conv6'?"),
         (["step", "--network", "lstm"], "lstm is trained on imdb; benchmarks know the shapes of digits, cifar10"),
         (["step", "--precision", "int8"], "precision is 'int8'; it must be one of float32, bfloat16"),

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -173,6 +174,21 @@ def test_export_writes_the_dense_state_dict(file, tmp_path):
     report = json.loads(said("export", file, "--format", "safetensors", "-o", tmp_path / "b.safetensors", "--json"))
     assert report["bytes"] == (tmp_path / "b.safetensors").stat().st_size
     assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
+
+
+def test_export_to_c(file, tmp_path):
+    shape = ("--input-shape", "1,1,8,8")
+    line = said("export", file, "--format", "c", *shape)
+    assert re.fullmatch(
+        r".*: .* of constant data, .* of memory; (its outputs agree with torch|no C compiler).*\n", line
+    )
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        "README.md", "example.c", "network.c", "network.h"
+    ]  # fmt: skip
+    report = json.loads(said("export", file, "--format", "c", "-o", tmp_path / "b", *shape, "--json"))
+    assert report["written"] == str(tmp_path / "b")
+    assert report["bytes"] > 0
+    assert f"#define NETWORK_ARENA {report['arena']} " in (tmp_path / "b" / "network.h").read_text()
 
 
 def test_export_to_onnx(file, tmp_path):

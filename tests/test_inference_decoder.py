@@ -185,7 +185,7 @@ int main(int count, char **arguments) {
     return 0;
 }
 """
-FUZZED = int(os.environ.get("ITERAND_FUZZED_FILES", "300"))
+FUZZED = int(os.environ.get("ITERAND_FUZZED_FILES", "100"))
 DENSE, ONE_BY_ONE, SKIPPING = range(3)  # ways to read a layer; the last leaves out every second one
 
 

@@ -29,7 +29,7 @@ BELOW["lab.theory"] = LIBRARY | {"__init__"}
 BELOW["lab.training"] = LIBRARY | {"__init__", "engine", "ticket", "lab.networks", "lab.data"}
 BELOW["lab.experiments"] = BELOW["lab.training"] | {"lab.training"}
 BELOW["lab.report"] = BELOW["lab.experiments"] | {"lab.experiments"}
-BELOW["lab.benchmarks"] = BELOW["lab.report"] | {"lab.report"}
+BELOW["lab.benchmarks"] = BELOW["lab.report"] | {"lab.report", "inference"}
 BELOW["cli"] = set(BELOW)
 BELOW["__main__"] = {"cli"}
 

@@ -144,13 +144,14 @@ def inference() -> Lines:
     rows = []
     for name, title in titles.items():
         own = found[name, 1, 1, "iterand"]
-        times = [found[name, 1, 1, runtime]["milliseconds"]["median"] for runtime in ("iterand", "onnxruntime", "torch")]
+        runtimes = ("iterand", "onnxruntime", "torch")
+        times = [found[name, 1, 1, runtime]["milliseconds"]["median"] for runtime in runtimes]
         rows.append([
             title, f"{own['kept'] / 1e6:.1f} of {own['operations'] / 1e6:.0f}", *(f"{time:.3f}" for time in times),
             f"{own['speedup']['median']:.1f}", f"{found[name, 32, 1, 'iterand']['speedup']['median']:.1f}",
         ])  # fmt: skip
-    what = "Milliseconds of one image on one core, float32, trained tickets, median of 15 rounds in which all take turns; "
-    what += "onnxruntime and torch run the dense network; speedup over onnxruntime, with one image and with 32"
+    what = "Milliseconds of one image on one core, float32, trained tickets, median of 15 rounds in which all take "
+    what += "turns; onnxruntime and torch run the dense network; speedup over onnxruntime, with one image and with 32"
     head = ["", "million additions", "compile_ticket", "onnxruntime", "torch", "speedup", "speedup, 32"]
     return [*conditions(read_json("inference-cpu.json"), what), *markdown(head, rows)]
 
