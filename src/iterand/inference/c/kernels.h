@@ -10,7 +10,6 @@
  */
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 #ifndef ITERAND_VECTOR /* floats in a vector; 1: no vectors */
 #if !defined(__GNUC__)
