@@ -73,20 +73,76 @@ def check(model, shape, folder, *flags, coded=False):
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_operations(name, tmp_path):
-    make, shape, _ = CASES[name]
+KERNELS = (Path(iterand.__file__).parent / "inference" / "c" / "kernels.h").read_text()
+
+
+class Together:
+    """Many networks in one library, which is compiled once: their names begin with their numbers."""
+
+    def __init__(self, models, folder, *flags, coded):
+        self.models = models
+        self.sources = [
+            emit(trace(model.eval(), torch.zeros(1, *shape)), coded=coded[number])
+            for number, (model, shape) in enumerate(models)
+        ]
+        decoded = max(int(re.search(r"NETWORK_OFFSETS (\d+)", source.code)[1]) for source in self.sources)
+        parts = [f"#define NETWORK_OFFSETS {decoded}", KERNELS]
+        for number, source in enumerate(self.sources):
+            own = source.code.partition(KERNELS)[2].partition("void network_run_batch")[0]
+            parts.append(re.sub(r"\b(v\d+|input_at|output_at|network_run)", rf"n{number}_\1", own))
+        folder.mkdir(exist_ok=True)
+        (folder / "all.c").write_text("\n".join(parts))
+        command = [COMPILERS[0], "-std=c99", "-O0", "-ffp-contract=off", *WARNINGS, *flags, "-fPIC", "-shared"]
+        subprocess.run([*command, "-o", "all.so", "all.c"], cwd=folder, check=True)
+        self._library = ctypes.CDLL(str(folder / "all.so"))
+
+    def check(self, number):
+        """Compare a network with torch; gives its outputs."""
+        (model, shape), source = self.models[number], self.sources[number]
+        images = images_for(shape)
+        outputs, arena = (
+            np.zeros((len(images), source.outputs), np.float32),
+            np.full(source.arena // 4, np.nan, np.float32),
+        )
+        for image, output in zip(images.numpy(), outputs):
+            pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (image, output, arena)]
+            getattr(self._library, f"n{number}_network_run")(*pointers)
+        with torch.no_grad():
+            expected = model(images).reshape(outputs.shape).numpy()
+        assert np.abs(outputs - expected).max() <= 1e-5 * max(1e-3, np.abs(expected).max())
+        return outputs
+
+
+@pytest.fixture(scope="module")
+def operations(tmp_path_factory):
     torch.manual_seed(0)
-    check(sparse_(scramble_(make())), shape, tmp_path, "-DITERAND_VECTOR=4", coded=len(name) % 2 == 0)
+    models = [(sparse_(scramble_(make())), shape) for make, shape, _ in CASES.values()]
+    coded = [number % 2 == 0 for number in range(len(models))]
+    return Together(models, tmp_path_factory.mktemp("operations"), "-DITERAND_VECTOR=4", coded=coded)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_networks_made_up_at_random(seed, tmp_path):
-    model = sparse_(MadeUp(seed), seed)
-    first, second = (
-        check(model, model.shape, tmp_path / str(size), f"-DITERAND_VECTOR={size}", "-w", coded=coded)
+@pytest.mark.parametrize("name", CASES)
+def test_operations(name, operations):
+    operations.check(list(CASES).index(name))
+
+
+SEEDS = range(10)
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory):
+    """Networks made up at random: plain with offsets, and in vectors with codes."""
+    models = [(model := sparse_(MadeUp(seed), seed), model.shape) for seed in SEEDS]
+    folder = tmp_path_factory.mktemp("made up")
+    return [
+        Together(models, folder / str(size), f"-DITERAND_VECTOR={size}", "-w", coded=[coded] * len(models))
         for size, coded in ((1, False), (16, True))
-    )
+    ]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_networks_made_up_at_random(seed, made_up):
+    first, second = (together.check(seed) for together in made_up)
     np.testing.assert_array_equal(first.view(np.int32), second.view(np.int32))
 
 
