@@ -238,5 +238,7 @@ def test_wrong_arguments_are_refused(ticket, tmp_path):
         iterand.compile_ticket(ticket)
     with pytest.raises(ValueError, match="threads"):
         iterand.compile_ticket(ticket, network(), threads=0)
-    with pytest.raises(ValueError, match="input_shape"):
+    with pytest.raises(ValueError, match=r"^input_shape is -8; it is sizes such as \(3, 32, 32\)$"):
         iterand.compile_ticket(ticket, network(), input_shape=(3, -8, 8))
+    with pytest.raises(ValueError, match=r"^input_shape is 32; it is sizes such as \(3, 32, 32\)$"):
+        iterand.compile_ticket(ticket, network(), input_shape=32)

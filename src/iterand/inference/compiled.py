@@ -62,6 +62,8 @@ def compile_ticket(
     """
     threads = check_int("threads", threads, "a number of threads", low=1)
     if input_shape is not None:
+        if not isinstance(input_shape, Sequence):
+            raise ValueError(f"input_shape is {input_shape!r}; it is sizes such as (3, 32, 32)")
         input_shape = tuple(check_int("input_shape", size, "sizes such as (3, 32, 32)", low=1) for size in input_shape)
     network = load(ticket, model) if isinstance(ticket, Ticket) else load_ticket(ticket, model)
     return CompiledNetwork(network, threads, input_shape)

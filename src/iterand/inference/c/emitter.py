@@ -137,7 +137,7 @@ class _Writer:
                     self._combine(value, out, before=before)
                     before += value.shape[0]
             case _:  # a new operation of the graph
-                raise NotImplementedError(type(node).__name__)
+                raise TypeError(f"there is no C for {type(node).__name__}")
         if not isinstance(node, (Convolution, Linear, MaxPool, AveragePool)):
             self._clear(out)
 
