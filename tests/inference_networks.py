@@ -1,6 +1,7 @@
-"""Networks for the tests of inference: each operation and each fold, and networks made up at random."""
+"""Networks for the tests of inference: each operation and each fold, networks made up at random, exported programs."""
 
 import random
+import subprocess
 
 import torch
 import torch.nn.functional as F
@@ -314,3 +315,28 @@ class MadeUp(nn.Module):
             values.append(self.run(step, values))
         output = values[-1]
         return output if self.head is None else self.head(output.mean(tuple(range(2, output.ndim))))
+
+
+BATCH = """
+#include <stdio.h>
+#include "network.h"
+static float arena[(NETWORK_ARENA + 3) / 4], input[NETWORK_INPUTS], output[NETWORK_OUTPUTS];
+int main(void) {
+#ifdef NETWORK_WEIGHTS
+    if (network_init(arena)) return 2;
+#endif
+    while (fread(input, sizeof input, 1, stdin)) {
+        network_run(input, output, arena);
+        fwrite(output, sizeof output, 1, stdout);
+    }
+    return 0;
+}
+"""
+
+
+def run_program(folder, inputs, *compiler, emulator=()):
+    """Build the network of a folder, and run it for some inputs: its outputs as bytes."""
+    (folder / "batch.c").write_text(BATCH)
+    command = [*compiler, "-std=c99", "-ffp-contract=off", "-o", "batch", "batch.c", "network.c"]
+    subprocess.run(command, cwd=folder, check=True)
+    return subprocess.run([*emulator, folder / "batch"], input=inputs, capture_output=True, check=True).stdout

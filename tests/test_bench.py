@@ -87,7 +87,10 @@ def test_table_for_people(cli):
     ("arguments", "sentence"),
     [
         (["stp"], "unknown benchmark 'stp'; did you mean 'step'?"),
-        (["inference", "--execution", "tvm"], "there is no runtime 'tvm'; there are iterand, onnxruntime, torch, comp"),
+        (
+            ["inference", "--execution", "tvm"],
+            "there is no runtime 'tvm'; there are iterand, iterand-int8, onnxruntime, ",
+        ),
         (["step", "--network", "conv7"], "unknown recipe 'conv7'; did you mean 'conv6'?"),
         (["step", "--network", "lstm"], "lstm is trained on imdb; benchmarks know the shapes of digits, cifar10"),
         (["step", "--precision", "int8"], "precision is 'int8'; it must be one of float32, bfloat16"),

@@ -189,6 +189,20 @@ def test_export_to_c(file, tmp_path):
     assert report["written"] == str(tmp_path / "b")
     assert report["bytes"] > 0
     assert f"#define NETWORK_ARENA {report['arena']} " in (tmp_path / "b" / "network.h").read_text()
+    assert report["weights"] == 0
+
+
+def test_export_to_c_with_the_weights_of_the_ticket(file, tmp_path):
+    options = ("--format", "c", "--weights", "ticket", "--input-shape", "1,1,8,8")
+    line = said("export", file, *options)
+    assert re.fullmatch(
+        r".* of constant data, .* of memory and .* for decoded weights; (its outputs agree|no C compiler).*\n", line
+    )
+    report = json.loads(said("export", file, *options, "-o", tmp_path / "b", "--json"))
+    header = (tmp_path / "b" / "network.h").read_text()
+    assert report["weights"] > 0
+    assert f"#define NETWORK_WEIGHTS {report['weights']} " in header
+    assert "int network_init(void *arena);" in header
 
 
 def test_export_to_onnx(file, tmp_path):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from zoo import STAND_INS
 
@@ -37,6 +38,28 @@ def test_a_timm_model(tmp_path):
     accuracy, size = re.search(r"(\S+) % of the test images, (\S+) kB in timm.ticket$", answer.stdout.strip()).groups()
     assert float(accuracy) > 75
     assert float(size) == pytest.approx((tmp_path / "timm.ticket").stat().st_size / 1000, abs=0.05)
+
+
+def test_an_encoder_fine_tuned_by_a_mask(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", *(f"w{n}" for n in range(20))]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "encoder")
+    torch.manual_seed(0)
+    encoder = transformers.BertModel(transformers.BertConfig(vocab_size=len(words), **sizes))
+    encoder.save_pretrained(tmp_path / "encoder")
+    for name, count in (("train.csv", 600), ("test.csv", 60)):
+        rows = [f"w{n % 20} w{n * 7 % 20} {('bad', 'good')[n % 2]} w{n * 3 % 20},{n % 2}" for n in range(count)]
+        (tmp_path / name).write_text("\n".join(["text,label", *rows]) + "\n")
+    script = ROOT / "examples" / "fine_tune_by_mask.py"
+    assert len(script.read_text().splitlines()) < 60
+    command = [sys.executable, script, "encoder", "train.csv", "test.csv"]
+    answer = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr[-2000:]
+    accuracy, size = re.search(r"(\S+) % of the test texts, (\S+) kB in task.ticket$", answer.stdout.strip()).groups()
+    assert float(accuracy) > 80  # of two classes; the encoder is random
+    assert float(size) == pytest.approx((tmp_path / "task.ticket").stat().st_size / 1000, abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Networks as C: the same outputs as torch, the same bits from every compiler and vector, and nothing out of bounds."""
 
 import ctypes
+import platform
 import re
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import iterand
-from inference_networks import CASES, MadeUp, scramble_
+from inference_networks import CASES, MadeUp, run_program, scramble_
 from iterand.errors import IterandError
 from iterand.inference.c.emitter import emit
 from iterand.inference.c.export import export_c
@@ -21,8 +22,14 @@ from iterand.inference.plan import make_plan
 
 TICKETS = Path(__file__).parents[1] / "results" / "tickets"
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
+NATIVE = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
 pytestmark = pytest.mark.skipif(not COMPILERS, reason="needs gcc or clang")
+
+
+def needs(*programs):
+    missing = [name for name in programs if not shutil.which(name)]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}")
 
 
 def build(source, folder, *flags, compiler=None):
@@ -73,32 +80,38 @@ def check(model, shape, folder, *flags, coded=False):
     return found
 
 
-KERNELS = (Path(iterand.__file__).parent / "inference" / "c" / "kernels.h").read_text()
+FOLDER = Path(iterand.__file__).parent / "inference" / "c"
 
 
 class Together:
     """Many networks in one library, which is compiled once: their names begin with their numbers."""
 
-    def __init__(self, models, folder, *flags, coded):
+    def __init__(self, models, folder, *flags, coded=None, int8=None):
         self.models = models
+        arithmetic = "float32.h" if int8 is None else "int8.h"
+        kernels = "\n\n".join((FOLDER / name).read_text() for name in ("planes.h", arithmetic, "layers.h"))
         self.sources = [
-            emit(trace(model.eval(), torch.zeros(1, *shape)), coded=coded[number])
+            emit(
+                trace(model.eval(), torch.zeros(1, *shape)),
+                coded=bool(coded and coded[number]),
+                activations=None if int8 is None else int8[number],
+            )
             for number, (model, shape) in enumerate(models)
         ]
         decoded = max(int(re.search(r"NETWORK_OFFSETS (\d+)", source.code)[1]) for source in self.sources)
-        parts = [f"#define NETWORK_OFFSETS {decoded}", KERNELS]
+        parts = [f"#define NETWORK_OFFSETS {decoded}", "" if int8 is None else "#define NETWORK_INT8", kernels]
         for number, source in enumerate(self.sources):
-            own = source.code.partition(KERNELS)[2].partition("void network_run_batch")[0]
-            parts.append(re.sub(r"\b(v\d+|input_at|output_at|network_run)", rf"n{number}_\1", own))
+            own = source.code.partition(kernels)[2].partition("void network_run_batch")[0]
+            parts.append(re.sub(r"\b(v\d+|network_run)", rf"n{number}_\1", own))
         folder.mkdir(exist_ok=True)
         (folder / "all.c").write_text("\n".join(parts))
         command = [COMPILERS[0], "-std=c99", "-O0", "-ffp-contract=off", *WARNINGS, *flags, "-fPIC", "-shared"]
         subprocess.run([*command, "-o", "all.so", "all.c"], cwd=folder, check=True)
         self._library = ctypes.CDLL(str(folder / "all.so"))
 
-    def check(self, number):
-        """Compare a network with torch; gives its outputs."""
-        (model, shape), source = self.models[number], self.sources[number]
+    def outputs(self, number):
+        """The outputs of a network for some images."""
+        (_, shape), source = self.models[number], self.sources[number]
         images = images_for(shape)
         outputs, arena = (
             np.zeros((len(images), source.outputs), np.float32),
@@ -107,8 +120,14 @@ class Together:
         for image, output in zip(images.numpy(), outputs):
             pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (image, output, arena)]
             getattr(self._library, f"n{number}_network_run")(*pointers)
+        return outputs
+
+    def check(self, number):
+        """Compare a network with torch; gives its outputs."""
+        model, shape = self.models[number]
+        outputs = self.outputs(number)
         with torch.no_grad():
-            expected = model(images).reshape(outputs.shape).numpy()
+            expected = model(images_for(shape)).reshape(outputs.shape).numpy()
         assert np.abs(outputs - expected).max() <= 1e-5 * max(1e-3, np.abs(expected).max())
         return outputs
 
@@ -172,7 +191,7 @@ def wide_graph():
 
 
 @pytest.mark.parametrize("coded", [False, True])
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("compiler", [pytest.param(name, marks=needs(name)) for name in ("gcc", "clang")])
 def test_compilers_and_vectors_give_the_same_bits(compiler, coded, wide_graph, tmp_path):
     model, graph = wide_graph
     source, images = emit(graph, coded=coded), images_for((3, 14, 15))
@@ -180,44 +199,60 @@ def test_compilers_and_vectors_give_the_same_bits(compiler, coded, wide_graph, t
     plain = emit(graph)
     reference = run(build(plain, tmp_path / "plain", "-DITERAND_VECTOR=1"), plain, images.numpy())
     assert np.abs(reference - expected).max() <= 1e-5 * np.abs(expected).max()
-    for flags in (["-O3", "-march=native"], ["-O1", "-DITERAND_VECTOR=8", "-w"]):
+    for flags in (["-O3", NATIVE], ["-O1", "-DITERAND_VECTOR=8", "-w"]):
         found = run(build(source, tmp_path / "".join(flags[:1]), *flags, compiler=compiler), source, images.numpy())
         np.testing.assert_array_equal(found.view(np.int32), reference.view(np.int32))
+
+
+CROSS = "aarch64-linux-gnu-gcc"
+ARM64 = {"gcc": [CROSS], "clang": ["clang", "--target=aarch64-linux-gnu"]}
+
+
+@pytest.mark.skipif(platform.machine() in ("aarch64", "arm64"), reason="this is a 64-bit ARM")
+@pytest.mark.parametrize("compiler", [pytest.param(name, marks=needs(name, CROSS, "qemu-aarch64")) for name in ARM64])
+def test_64_bit_arm_gives_the_same_bits(compiler, wide_graph, tmp_path):
+    _, graph = wide_graph
+    inputs = images_for((3, 14, 15)).numpy()
+    plain = emit(graph)
+    reference = run(build(plain, tmp_path / "plain", "-DITERAND_VECTOR=1"), plain, inputs)
+    for coded in (False, True):
+        source = emit(graph, coded=coded)
+        (tmp_path / "network.h").write_text(source.header)
+        (tmp_path / "network.c").write_text(source.code)
+        command = [*ARM64[compiler], "-O2", "-static"]
+        assert run_program(tmp_path, inputs.tobytes(), *command, emulator=["qemu-aarch64"]) == reference.tobytes()
 
 
 EXAMPLE = (Path(iterand.__file__).parent / "inference" / "c" / "example.c").read_text()
 
 
+def sanitized(source, image, folder, *flags):
+    """The outputs of the example; the arena is an array of exactly its size, under two sanitizers."""
+    for name, text in (("network.h", source.header), ("network.c", source.code), ("example.c", EXAMPLE)):
+        (folder / name).write_text(text)
+    command = [COMPILERS[0], "-std=c99", "-O1", "-ffp-contract=off", *flags, *WARNINGS, "-Wno-psabi"]
+    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    subprocess.run([*command, *sanitize, "-o", "example", "example.c", "network.c"], cwd=folder, check=True)
+    done = subprocess.run([folder / "example"], input=image.numpy().tobytes(), capture_output=True, check=True)
+    found = np.array([float(line) for line in done.stdout.split()], np.float32)
+    assert done.stderr == f"the largest is output {found.argmax()}\n".encode()
+    return found
+
+
 @pytest.mark.parametrize("vector", [1, 16])
 @pytest.mark.parametrize("coded", [False, True])
 def test_no_access_out_of_bounds(coded, vector, wide_graph, tmp_path):
-    """The arena is an array of exactly its size, under the address and undefined behaviour sanitizers."""
     model, graph = wide_graph
-    source, image = emit(graph, coded=coded), images_for((3, 14, 15), 1)
-    for name, text in (("network.h", source.header), ("network.c", source.code), ("example.c", EXAMPLE)):
-        (tmp_path / name).write_text(text)
-    command = [
-        COMPILERS[0],
-        "-std=c99",
-        "-O1",
-        "-ffp-contract=off",
-        f"-DITERAND_VECTOR={vector}",
-        *WARNINGS,
-        "-Wno-psabi",
-    ]
-    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    subprocess.run([*command, *sanitize, "-o", "example", "example.c", "network.c"], cwd=tmp_path, check=True)
-    done = subprocess.run([tmp_path / "example"], input=image.numpy().tobytes(), capture_output=True, check=True)
-    found = np.array([float(line) for line in done.stdout.split()])
+    image = images_for((3, 14, 15), 1)
+    found = sanitized(emit(graph, coded=coded), image, tmp_path, f"-DITERAND_VECTOR={vector}")
     expected = model(image).detach().numpy()[0]
     assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
-    assert done.stderr == f"the largest is output {expected.argmax()}\n".encode()
 
 
 @pytest.mark.parametrize("name", ["best-resnet20-e21621f5ed", "best-vgg11-f5591dd60a"])
 def test_tickets_of_the_repository(name, tmp_path):
     model = iterand.load_ticket(TICKETS / f"{name}.ticket").eval()
-    check(model, (3, 32, 32), tmp_path, "-march=native", coded=True)
+    check(model, (3, 32, 32), tmp_path, NATIVE, coded=True)
 
 
 def test_values_that_live_together_do_not_overlap():

@@ -27,6 +27,7 @@ from iterand.inference.graph import (
     Node,
     Value,
     trace,
+    without_unread_channels,
 )
 from iterand.lab.networks import build_network
 
@@ -545,3 +546,31 @@ def test_the_folded_module_refuses_another_size_and_another_node():
     node = Node((folded.graph.input,), folded.graph.input, "")
     with pytest.raises(ValueError, match="Node is no operation of a graph"):
         folded.compute(node, torch.zeros(2, 4, 6, 6))
+
+
+# Channels that nothing reads.
+
+
+def test_channels_without_readers_are_left_out():
+    """Of 6 and 5 channels 4 and 3 are read, through a pooling too; the residual and the output keep all of theirs."""
+    torch.manual_seed(0)
+    layers = {"a": conv(4, 6), "b": conv(6, 5), "c": conv(5, 4), "d": conv(4, 4)}
+    model = Wired(lambda m, x: m.d(y := F.relu(m.c(F.max_pool2d(F.relu(m.b(F.relu(m.a(x)))), 2)))) + y, **layers)
+    scramble_(model)
+    with torch.no_grad():
+        layers["b"].weight[:, [0, 3]] = 0
+        layers["c"].weight[:, [1, 4]] = 0
+        layers["d"].weight[:, 2] = 0
+    graph = trace(model.eval(), torch.zeros(1, 4, 6, 6))
+    smaller = without_unread_channels(graph)
+    assert [node.output.shape[0] for node in graph.nodes] == [6, 5, 5, 4, 4]
+    assert [node.output.shape[0] for node in smaller.nodes] == [4, 3, 3, 4, 4]
+    assert [node.weight.shape[1] for node in smaller.nodes if isinstance(node, Convolution)] == [4, 4, 3, 4]
+    images = torch.randn(2, 4, 6, 6)
+    torch.testing.assert_close(FoldedModule(smaller)(images), FoldedModule(graph)(images))
+
+
+def test_a_network_that_reads_everything_is_as_it_was():
+    graph = trace(build_network("resnet20").eval(), torch.zeros(1, 3, 32, 32))
+    for one, other in zip(without_unread_channels(graph).nodes, graph.nodes):
+        assert (one.inputs, one.output) == (other.inputs, other.output)

@@ -28,6 +28,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="A ticket.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
+_SAMPLE = 512  # inputs from which the ranges of values are chosen
 _SHORTEST_NAME = 16  # columns of a layer's name, however narrow the terminal is
 
 
@@ -37,6 +38,20 @@ class Format(StrEnum):
     c = "c"
     onnx = "onnx"
     safetensors = "safetensors"
+
+
+class Activations(StrEnum):
+    """What the values between layers are."""
+
+    float32 = "float32"
+    int8 = "int8"
+
+
+class Weights(StrEnum):
+    """What the constant data of an exported C program has of the weights."""
+
+    offsets = "offsets"
+    ticket = "ticket"
 
 
 @app.command()
@@ -73,7 +88,7 @@ def verify(
     from iterand.ticket import read_ticket
 
     ticket = read_ticket(file)
-    state = _decoded(file, ticket)
+    state = _decoded(file, ticket) if ticket.base is None else _checked_masks(file, ticket)
     if run is not None:
         with err.status("comparing"):
             _compare(file, state, run)
@@ -81,7 +96,8 @@ def verify(
     if json:
         print_json({"path": str(file), "layers": len(ticket.layers), "kept": kept, "run": run and str(run), "ok": True})
         return
-    say(f"{file}: whole; {len(ticket.layers)} layers, {kept:,} kept weights, as they were saved")
+    what = "as they were saved" if ticket.base is None else f"of the base {printable(ticket.base)}; masks as saved"
+    say(f"{file}: whole; {len(ticket.layers)} layers, {kept:,} kept weights, {what}")
     if run is not None:
         say(f"equal, bit for bit, to the weights of {run}")
 
@@ -100,6 +116,16 @@ def export(
     integers: Annotated[
         str, typer.Option(help="For ONNX: int4, or int8 for runtimes without 4-bit integers.")
     ] = "int4",
+    activations: Annotated[
+        Activations, typer.Option(help="For C: float32, or int8 for small machines and for speed.")
+    ] = Activations.float32,
+    sample: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.npy", help="For int8: a batch of inputs (images that the recipe validates with)."),
+    ] = None,
+    weights: Annotated[
+        Weights, typer.Option(help="For C: a byte for a kept weight, or the coded masks and signs of the ticket.")
+    ] = Weights.offsets,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
     json: Json = False,
 ) -> None:
@@ -116,9 +142,15 @@ def export(
         _report(file, target, json, "its tensors are dense: as many bytes as any state dict")
         return
     ticket, network = read_ticket(file), load_ticket(file)
-    example = _example(ticket, input_shape, data_dir)
+    if to is not Format.c and (sample or activations is not Activations.float32):
+        raise ValueError(f"--activations and --sample are for --format c, not for {to}")
+    if sample and activations is not Activations.int8:
+        raise ValueError("--sample is for --activations int8")
+    count = _SAMPLE if activations is Activations.int8 else 2
+    example = (_sample(sample),) if sample else _example(ticket, input_shape, data_dir, count)
     if to is Format.c:
-        _export_c(file, network, example, output or file.with_suffix(""), json)
+        coded = ticket if weights is Weights.ticket else None
+        _export_c(file, network, example[0], activations, coded, output or file.with_suffix(""), json)
         return
     from iterand.inference.onnx import export_onnx
 
@@ -131,18 +163,27 @@ def export(
     _report(file, target, json, note, difference=done.difference)
 
 
-def _export_c(file: Path, network: "nn.Module", example: tuple["Tensor", ...], folder: Path, json: bool) -> None:
+def _export_c(
+    file: Path,
+    network: "nn.Module",
+    example: "Tensor",
+    activations: Activations,
+    coded: "Ticket | None",
+    folder: Path,
+    json: bool,
+) -> None:
     from iterand.inference.c.export import export_c
 
     with err.status("exporting"):
-        done = export_c(network, example[0], folder)
+        done = export_c(network, example, folder, activations=activations, ticket=coded)
     if json:
         print_json({"path": str(file), "written": str(folder), **asdict(done)})
         return
     checked = "no C compiler is found, so its outputs are not checked"
     if done.difference is not None:
         checked = f"its outputs agree with torch to {done.difference:.0e} of the largest"
-    say(f"{folder}: {size(done.bytes)} of constant data, {size(done.arena)} of memory; {checked}")
+    decoded = f" and {size(done.weights)} for decoded weights" if done.weights else ""
+    say(f"{folder}: {size(done.bytes)} of constant data, {size(done.arena)} of memory{decoded}; {checked}")
 
 
 def _print_layers(costs: "Cost", wide: bool) -> None:
@@ -187,12 +228,15 @@ def _whole_table(ticket: "Ticket", costs: "Cost", stored: dict[str, tuple[int, .
 
     weights, kept = sum(layer.weights for layer in costs.layers), sum(layer.kept for layer in costs.layers)
     settings = ticket.header.layers[0].settings
+    origin = f"{printable(settings.weight_distribution)}, seed {settings.seed}"
+    if ticket.base is not None:
+        origin = f"those of the base {printable(ticket.base)}, which the ticket does not hold"
     parts = f"{size(costs.stream)} weights, {size(costs.other_tensors)} other tensors, {size(costs.header)} header"
     table = Table.grid(padding=(0, 2))
     table.add_row(
         "kept",
         f"{kept:,}",
-        escape(f"of {weights:,} weights; {printable(settings.weight_distribution)}, seed {settings.seed}"),
+        escape(f"of {weights:,} weights; {origin}"),
     )
     table.add_row("ticket", size(costs.file), f"{8 * costs.file / weights:.3f} bits per weight: {parts}")
     table.add_row("as float32", size(costs.float32), f"{costs.float32 / costs.file:.1f} times as much")
@@ -210,6 +254,7 @@ def _described(ticket: "Ticket") -> dict[str, object]:
     header = ticket.header
     return {
         "iterand": header.package,
+        **({} if header.base is None else {"base": header.base, "base_tensors": len(header.base_tensors)}),
         "settings": [asdict(layer.settings) for layer in header.layers],
         "recipe": header.recipe,
         "metrics": header.metrics,
@@ -243,6 +288,16 @@ def _decoded(file: Path, ticket: "Ticket") -> dict[str, "Tensor"]:
             raise type(error)(f"ticket {str(file)!r}: {error}") from None
 
 
+def _checked_masks(file: Path, ticket: "Ticket") -> dict[str, "Tensor"]:
+    """Decode a ticket on a base as far as it goes without the base; gives the tensors that it holds."""
+    with err.status("decoding"):
+        try:
+            _, weights = ticket.decode_layers()
+        except IterandError as error:
+            raise type(error)(f"ticket {str(file)!r}: {error}") from None
+    return ticket.other_tensors() | weights
+
+
 def _write_state_dict(file: Path, target: Path) -> None:
     from safetensors.torch import save
 
@@ -253,10 +308,31 @@ def _write_state_dict(file: Path, target: Path) -> None:
     atomic_write(target, save({name: tensor.clone() for name, tensor in state.items()}))
 
 
-def _example(ticket: "Ticket", shape: str | None, data_dir: Path | None) -> tuple["Tensor", ...]:
+def _sample(path: Path) -> "Tensor":
+    """A batch of inputs from a file."""
+    import numpy as np
+    import torch
+
+    try:
+        found = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or "it is not an array that numpy.save wrote"
+        raise IterandError(f"{path} cannot be read: {reason}") from None
+    if not isinstance(found, np.ndarray) or found.dtype.kind != "f" or found.ndim < 2 or not len(found):
+        kind = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else "several arrays"
+        raise IterandError(
+            f"{path} has {kind}; a sample is one batch of floating-point inputs, prepared as in training"
+        )
+    return torch.from_numpy(np.ascontiguousarray(found, np.float32))
+
+
+def _example(ticket: "Ticket", shape: str | None, data_dir: Path | None, count: int) -> tuple["Tensor", ...]:
+    """So many inputs of the data of a ticket; random ones if only their shape is given."""
     import torch
 
     if shape is not None:
+        if count > 2:
+            raise ValueError("--activations int8 needs inputs, not only their shape; give --sample")
         parts = shape.split(",")
         if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
             raise ValueError(f"--input-shape is {shape!r}; it must be whole numbers such as 1,3,32,32, all above 0")
@@ -269,12 +345,16 @@ def _example(ticket: "Ticket", shape: str | None, data_dir: Path | None) -> tupl
         raise ValueError("the ticket does not say which data its network takes; give --input-shape")
     chosen = recipe_file.from_dict(ticket.recipe).data
     if chosen.name == IMAGE_FOLDER:
+        if count > 2:
+            raise ValueError("the ticket does not say where its images are; give --sample")
         return (torch.randn(2, 3, chosen.image_size, chosen.image_size, generator=torch.Generator().manual_seed(0)),)
     try:
-        data = load_data(chosen.name, torch.device("cpu"), data_dir)
+        data = load_data(chosen.name, torch.device("cpu"), data_dir, normalization=chosen.normalization)
     except IterandError as error:
-        raise type(error)(f"{error}; or give --input-shape, which needs no data") from None
-    return next(iter(data.test.batches(torch.arange(2), 2))).inputs
+        other = "--input-shape, which needs no data" if count == 2 else "--sample"
+        raise type(error)(f"{error}; or give {other}") from None
+    count = min(count, len(data.validation))
+    return next(iter(data.validation.batches(torch.arange(count), count))).inputs
 
 
 def _report(file: Path, target: Path, json: bool, note: str, **facts: float) -> None:

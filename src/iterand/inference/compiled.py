@@ -27,6 +27,7 @@ from iterand.errors import IterandError
 from iterand.files import atomic_write
 from iterand.inference.c.emitter import Source, emit
 from iterand.inference.graph import FoldedModule, Graph, trace
+from iterand.inference.quantization import calibrate, check_sample
 from iterand.ticket import Ticket, load_ticket
 from iterand.ticket.load import load
 
@@ -47,6 +48,8 @@ def compile_ticket(
     *,
     threads: int = 1,
     input_shape: Sequence[int] | None = None,
+    activations: str = "float32",
+    sample: NDArray[np.float32] | Tensor | None = None,
 ) -> "CompiledNetwork":
     """The network of a ticket as machine code: fast on a CPU, because pruned weights cost nothing.
 
@@ -59,22 +62,32 @@ def compile_ticket(
         model: The network, if the ticket has no recipe of it. The ticket is loaded into it.
         threads: How many threads share a batch.
         input_shape: Of one input, such as (3, 32, 32). Without it the network is built for the first input.
+        activations: "float32", or "int8": values between layers are bytes, which is faster and almost as accurate.
+        sample: A batch of inputs for "int8", a hundred or more, from which the range of every value is chosen.
     """
     threads = check_int("threads", threads, "a number of threads", low=1)
+    sample = check_sample(activations, sample)
     if input_shape is not None:
         if not isinstance(input_shape, Sequence):
             raise ValueError(f"input_shape is {input_shape!r}; it is sizes such as (3, 32, 32)")
         input_shape = tuple(check_int("input_shape", size, "sizes such as (3, 32, 32)", low=1) for size in input_shape)
+    if sample is not None:
+        if input_shape not in (None, tuple(sample.shape[1:])):
+            raise ValueError(f"input_shape is {input_shape} and the inputs of the sample are {tuple(sample.shape[1:])}")
+        input_shape = tuple(sample.shape[1:])
     network = load(ticket, model) if isinstance(ticket, Ticket) else load_ticket(ticket, model)
-    return CompiledNetwork(network, threads, input_shape)
+    return CompiledNetwork(network, threads, input_shape, sample)
 
 
 class CompiledNetwork:
     """What ``compile_ticket`` returns."""
 
-    def __init__(self, model: nn.Module, threads: int, input_shape: tuple[int, ...] | None) -> None:
+    def __init__(
+        self, model: nn.Module, threads: int, input_shape: tuple[int, ...] | None, sample: Tensor | None = None
+    ) -> None:
         self._model = model
         self._threads = threads
+        self._sample = sample
         self._run: Library | FoldedModule | None = None
         self.input_shape = input_shape
         """Of one input; None until it is known."""
@@ -115,11 +128,11 @@ class CompiledNetwork:
 
     def _build(self, shape: tuple[int, ...]) -> None:
         graph = trace(self._model, torch.zeros(1, *shape))
-        self._run = _library_or_module(graph)
+        self._run = _library_or_module(graph, self._sample)
         self.input_shape, self.output_shape = graph.input.shape, graph.output.shape
 
 
-def _library_or_module(graph: Graph) -> "Library | FoldedModule":
+def _library_or_module(graph: Graph, sample: Tensor | None) -> "Library | FoldedModule":
     """A library, or a torch module where there is no compiler."""
     compiler = find_compiler()
     if compiler is None:
@@ -127,7 +140,7 @@ def _library_or_module(graph: Graph) -> "Library | FoldedModule":
             "no C compiler is found, so the network runs with torch, which is slower; install gcc or clang, or set CC"
         )
         return FoldedModule(graph)
-    source = emit(graph)
+    source = emit(graph, activations=None if sample is None else calibrate(graph, sample))
     return Library(_Cache().library(source, compiler), source)
 
 
@@ -136,10 +149,15 @@ class Library:
 
     def __init__(self, path: Path, source: Source) -> None:
         self._inputs, self._outputs, self._arena = source.inputs, source.outputs, source.arena
-        self._function = ctypes.CDLL(str(path)).network_run_batch
+        library = ctypes.CDLL(str(path))
+        self._function = library.network_run_batch
         self._function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p]
         self._function.restype = None
         self._arenas: list[tuple[NDArray[np.uint8], int]] = []
+        if source.weights:
+            arena = np.empty(self._arena // 4, np.uint32)
+            if library.network_init(ctypes.c_void_p(arena.ctypes.data)):
+                raise IterandError("the network cannot decode its weights; export the ticket again")
 
     def __call__(self, batch: NDArray[np.float32], threads: int) -> NDArray[np.float32]:
         """The outputs of a batch, one row each."""

@@ -42,6 +42,7 @@ __all__ = [
     "Node",
     "Value",
     "trace",
+    "without_unread_channels",
 ]
 
 
@@ -120,6 +121,52 @@ class _Folding:
                 changes |= {"scale": node.scale.astype(np.float32), "shift": node.shift.astype(np.float32)}
             nodes.append(replace(node, **changes))
         return Graph(tuple(nodes), values[self._input], values[self._output])
+
+
+def without_unread_channels(graph: Graph) -> Graph:
+    """Leave out the channels of convolutions that later layers have no weights for.
+
+    Max pooling may stand between. Where a channel of a value is needed, for example as a residual, all of them are.
+    """
+    readers: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        for value in node.inputs:
+            readers.setdefault(value, []).append(node)
+
+    def read_channels(value: Value) -> NDArray[np.bool_]:
+        """Which channels of a value matter for the output."""
+        found = np.zeros(value.shape[0], np.bool_)
+        for node in readers.get(value, []):
+            match node:
+                case Convolution(groups=1, inputs=(first, *others)) if first == value and value not in others:
+                    found |= (node.weight != 0).any((0, 2, 3))
+                case MaxPool():
+                    found |= read_channels(node.output)
+                case _:
+                    found |= True
+        return found | (value == graph.output)
+
+    kept: dict[Value, NDArray[np.bool_]] = {}
+    values: dict[Value, Value] = {}
+    nodes = []
+    for node in graph.nodes:
+        inputs, output, changes = node.inputs, node.output, dict[str, Any]()
+        if isinstance(node, Convolution):
+            if inputs[0] in kept:
+                changes["weight"] = node.weight[:, kept[inputs[0]]]
+            read = read_channels(output)
+            if node.groups == 1 and len(inputs) == 1 and read.any() and not read.all():
+                kept[output] = read
+                changes["weight"] = changes.get("weight", node.weight)[read]
+                changes |= {"scale": node.scale[read], "shift": node.shift[read]}
+        elif inputs[0] in kept:
+            kept[output] = kept[inputs[0]]
+        if output in kept:
+            values[output] = replace(output, shape=(int(kept[output].sum()), *output.shape[1:]))
+        inputs = tuple(values.get(value, value) for value in inputs)
+        nodes.append(replace(node, inputs=inputs, output=values.get(output, output), **changes))
+    channels = {value.name: found for value, found in kept.items()}
+    return Graph(tuple(nodes), graph.input, graph.output, channels)
 
 
 class FoldedModule(nn.Module):

@@ -4,7 +4,7 @@ Batch norm, ReLU and residual additions are part of the layer before them. Weigh
 pruned weight is exactly zero and levels such as ±c stay equal.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,3 +115,5 @@ class Graph:
     nodes: tuple[Node, ...]
     input: Value
     output: Value
+    kept: dict[str, NDArray[np.bool_]] = field(default_factory=dict, compare=False)
+    """Which channels are not left out, by the names of the values that lose some."""

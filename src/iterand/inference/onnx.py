@@ -146,13 +146,15 @@ def _difference(data: bytes, given: Tensor, example: tuple[Tensor, ...]) -> floa
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings of torch's exporter about packages that are not needed here."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence warnings of torch's exporter about packages that are not needed here, and advice of onnxruntime."""
+    loggers = [logging.getLogger("torch.onnx"), logging.getLogger()]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)

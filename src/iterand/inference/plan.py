@@ -35,6 +35,11 @@ class Layout:
         return align(self.first + (self.height + self.border_y) * self.row, self.alignment)
 
     @property
+    def length(self) -> int:
+        """From the first pixel of a plane to the last."""
+        return (self.height - 1) * self.row + self.width
+
+    @property
     def size(self) -> int:
         """All planes."""
         return self.channels * self.plane
@@ -44,11 +49,16 @@ class Layout:
 class Gathering:
     """The rows that a convolution reads if it cannot read its input as it lies: if it has a stride, or is not padded.
 
-    There is a plane for each channel, each column of the kernel and each remainder of rows by the stride, so that the
-    rows of one plane follow each other in the output.
+    There is a plane for each channel, each remainder of columns and each remainder of rows by the stride, so that the
+    rows of one plane follow each other in the output. If rows of the output have no room for the columns that further
+    taps read, there is a plane for each column of the kernel instead.
     """
 
     columns: int
+    column: int
+    """The distance of the first columns of planes."""
+    width: int
+    """Columns of a plane."""
     remainders: int
     rows: int
     row: int
@@ -168,7 +178,13 @@ def _gathering(node: Convolution, layouts: dict[str, Layout]) -> Gathering:
     remainders = 1 + max(step % node.stride[0] for step in steps)
     out = layouts[node.output.name]
     rows = out.height + steps[-1] // node.stride[0]
-    return Gathering(width, remainders, rows, out.row, planes(node.inputs[0])[0])
+    across = [column * node.dilation[1] for column in range(width)]
+    needed = out.width + across[-1] // node.stride[1]
+    if needed <= out.row:
+        columns, column = 1 + max(step % node.stride[1] for step in across), 1
+    else:
+        columns, column, needed = width, node.dilation[1], out.width
+    return Gathering(columns, column, needed, remainders, rows, out.row, planes(node.inputs[0])[0])
 
 
 def taps(node: Convolution | Linear, plan: Plan) -> tuple[list[int], int]:
@@ -179,15 +195,18 @@ def taps(node: Convolution | Linear, plan: Plan) -> tuple[list[int], int]:
     if isinstance(node, Linear):
         return [0], 1
     kernel = list(product(*map(range, node.weight.shape[2:])))
-    (stride, _), (dy, dx), (py, px) = node.stride, node.dilation, node.padding
+    (stride, stride_x), (dy, dx), (py, px) = node.stride, node.dilation, node.padding
     gathered = plan.gatherings.get(node.output.name)
     if gathered is None:
         at = plan.layouts[node.inputs[0].name]
         return [at.first + (y * dy - py) * at.row + x * dx - px for y, x in kernel], at.plane
-    found = [
-        (x * gathered.remainders + y * dy % stride) * gathered.plane + y * dy // stride * gathered.row
-        for y, x in kernel
-    ]
+    found = []
+    for y, x in kernel:
+        column, further = (
+            (x, 0) if gathered.column > 1 or gathered.columns > stride_x else divmod(x * dx, stride_x)[::-1]
+        )
+        plane = column * gathered.remainders + y * dy % stride
+        found.append(plane * gathered.plane + y * dy // stride * gathered.row + further)
     return found, gathered.columns * gathered.remainders * gathered.plane
 
 

@@ -16,6 +16,12 @@ int main(void) {
         fprintf(stderr, "the input has %lu floats; this network takes %d\n", (unsigned long)found, NETWORK_INPUTS);
         return 1;
     }
+#ifdef NETWORK_WEIGHTS /* --weights ticket */
+    if (network_init(arena)) {
+        fprintf(stderr, "the weights are damaged\n");
+        return 1;
+    }
+#endif
     network_run(input, output, arena);
     for (i = 0; i < NETWORK_OUTPUTS; i++) {
         printf("%.9g\n", (double)output[i]);

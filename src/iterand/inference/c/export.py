@@ -11,8 +11,11 @@ from torch import Tensor, nn
 
 from iterand.errors import IterandError
 from iterand.inference.c.emitter import Source, emit
+from iterand.inference.c.streams import check_network
 from iterand.inference.compiled import Library, build, find_compiler
 from iterand.inference.graph import Graph, trace
+from iterand.inference.quantization import calibrate, check_sample
+from iterand.ticket import Ticket
 
 # Allowed difference to torch, relative to the largest output: sums are taken in another order.
 _TOLERANCE = 1e-4
@@ -26,27 +29,44 @@ class CExport:
     """Of constant data: weights, scales and shifts."""
     arena: int
     """Bytes of memory that the network needs while it runs."""
+    weights: int
+    """Bytes of memory for weights that are decoded from the ticket; 0 if they are constant data."""
     difference: float | None
     """Largest difference to torch's outputs, relative to the largest output; None without a compiler to check it."""
 
 
-def export_c(model: nn.Module, example: Tensor, folder: str | os.PathLike[str]) -> CExport:
+def export_c(
+    model: nn.Module,
+    example: Tensor,
+    folder: str | os.PathLike[str],
+    *,
+    activations: str = "float32",
+    ticket: Ticket | None = None,
+) -> CExport:
     """Write ``network.h``, ``network.c``, ``example.c`` and a README, and compare the network's outputs with torch's.
 
     Args:
         model: The network, from ``load_ticket``.
-        example: A batch of inputs.
+        example: A batch of inputs. For "int8" a hundred or more, from which the range of every value is chosen.
         folder: The folder to write; a missing one is created.
+        activations: "float32", or "int8": values between layers are bytes.
+        ticket: The ticket of the network, from ``read_ticket``. Its coded masks and signs become the constant data, and
+            the program decodes them once, into memory. Without it, kept weights are constant data of a byte each.
     """
+    sample = check_sample(activations, None if activations == "float32" else example)
     graph = trace(model, example)
-    source = emit(graph, coded=True)
+    ranges = None if sample is None else calibrate(graph, sample)
+    source = plain = emit(graph, coded=True, activations=ranges)
+    if ticket is not None:
+        check_network(ticket, model)
+        source = emit(graph, coded=True, activations=ranges, ticket=ticket)
     difference = _difference(source, model, example)
-    if difference is not None and not difference <= _TOLERANCE:
+    if difference is not None and not difference <= (_TOLERANCE if sample is None else 1):
         raise IterandError(f"the outputs in C differ from torch's by {difference:g} of the largest; nothing is written")
     example_c = resources.files("iterand.inference.c").joinpath("example.c").read_text(encoding="utf-8")
     files = {"network.h": source.header, "network.c": source.code, "example.c": example_c}
-    _write(Path(folder), files | {"README.md": _readme(graph, source)})
-    return CExport(source.data, source.arena, difference)
+    _write(Path(folder), files | {"README.md": _readme(graph, source, plain)})
+    return CExport(source.data, source.arena, source.weights, difference)
 
 
 def _difference(source: Source, model: nn.Module, example: Tensor) -> float | None:
@@ -73,12 +93,24 @@ def _write(folder: Path, files: dict[str, str]) -> None:
             (Path(temporary) / name).replace(folder / name)
 
 
-def _readme(graph: Graph, source: Source) -> str:
+def _readme(graph: Graph, source: Source, plain: Source) -> str:
     shape = " × ".join(map(str, graph.input.shape))
+    init = "    if (network_init(arena)) return 1; /* once */\n" if source.weights else ""
+    weights = _DECODED.format(weights=source.weights, plain=plain.data) if source.weights else _CONSTANT
     return _README.format(
-        inputs=source.inputs, shape=shape, outputs=source.outputs, arena=source.arena, data=source.data
+        inputs=source.inputs, shape=shape, outputs=source.outputs, arena=source.arena, data=source.data, init=init,
+        weights=weights,
     )  # fmt: skip
 
+
+_CONSTANT = """\
+- Weights of ±c are added and subtracted, one byte each; weights that were pruned take neither time nor space."""
+
+_DECODED = """\
+- The constant data has the coded masks and signs of the ticket. `network_init` decodes them into {weights:,} bytes of
+  memory of its own (`NETWORK_WEIGHTS`). With `--weights offsets` the constant data has {plain:,} bytes, and
+  needs no such memory. The outputs are the same, bit for bit.
+- Weights of ±c are added and subtracted; weights that were pruned take no time."""
 
 _README = """\
 # A network as C
@@ -92,11 +124,11 @@ _README = """\
 outputs.
 
     static float arena[NETWORK_ARENA / sizeof(float)];
-    network_run(input, output, arena);
+{init}    network_run(input, output, arena);
 
 - Constant data: {data:,} bytes. Memory while it runs: {arena:,} bytes (`NETWORK_ARENA`), of which nothing has to be
   kept.
-- Weights of ±c are added and subtracted, one byte each; weights that were pruned take neither time nor space.
+{weights}
 - The compiler's vectors are used (`-march=native`, or `-mcpu=...`); `-DITERAND_VECTOR=1` is plain C. With
   `-ffp-contract=off` all of them give the same bits.
 - Threads may call `network_run` at the same time, each with an arena of its own.

@@ -92,6 +92,10 @@ static void sha256_final(ticket_sha256 *sha, uint8_t *digest) {
     for (int k = 0; k < 32; k++) digest[k] = (uint8_t)(sha->state[k / 4] >> (24 - 8 * (k % 4)));
 }
 
+#define TICKET_STREAM_FUNCTIONS
+#define TICKET_DIGEST(digest, bytes, count) sha256_update(digest, bytes, count)
+#include "streams.h"
+
 /* Inflating (RFC 1951). Bytes go to a window, and from there to tensors (section 3). */
 
 static const char dictionary[] =
@@ -697,22 +701,6 @@ void ticket_normal_table(int32_t *table) {
     for (uint32_t i = 0; i < 32768; i++) table[i] = normal_quantile(i, &x);
 }
 
-/* Random bits (section 7): words 0 and 1 of Philox4x32-10 */
-static void philox(const uint32_t *key, uint32_t index, uint32_t draw, uint32_t *words) {
-    uint32_t c0 = index, c1 = 0, c2 = draw, c3 = 0, k0 = key[0], k1 = key[1];
-    for (int round = 0; round < 10; round++) {
-        uint64_t a = (uint64_t)c0 * 0xD2511F53, b = (uint64_t)c2 * 0xCD9E8D57;
-        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0;
-        c1 = (uint32_t)b;
-        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
-        c3 = (uint32_t)a;
-        k0 += 0x9E3779B9;
-        k1 += 0xBB67AE85;
-    }
-    words[0] = c0;
-    words[1] = c1;
-}
-
 /* Tables (section 2) */
 
 enum { NAME, SHAPE, DTYPE, IDENTITY, SEED, DISTRIBUTION, FAN_IN, UNIT, HISTORY, STORED, COUNTS, SAVED_AS, ELEMENT };
@@ -798,10 +786,8 @@ static ticket_status get_tensor(const ticket_table *table, ticket_role role, tic
 
 enum { KAIMING_UNIFORM, UNIFORM, SIGNED_CONSTANT, KAIMING_NORMAL, OTHER };
 static const char distribution_names[OTHER][16] = {"kaiming_uniform", "uniform", "signed_constant", "kaiming_normal"};
-enum { LEVEL, ROUND, FIRST, LATEST };
 static const char stored_names[4][7] = {"level", "round", "first", "latest"};
-enum { CONSTANT, BITS, RUNS, GROUPS };
-enum { MAX_ROUNDS = 1 << 24, MAX_ALPHABET = 1 << 15, MAX_LEVEL = 1 << 24, ALWAYS = 1 << 30 };
+enum { MAX_ROUNDS = 1 << 24, MAX_ALPHABET = 1 << 15, MAX_LEVEL = 1 << 24 };
 
 /* Whether a number is above a limit of section 9: 2^fixed + 2^each per byte of the file. */
 static int above(const ticket *t, uint64_t number, int fixed, int each) {
@@ -941,22 +927,6 @@ static ticket_status get_layer(ticket *t, const ticket_table *table, ticket_laye
 
 /* Coded sequences (section 4) */
 
-static uint32_t sequence_kind(uint32_t alphabet, const uint32_t *counts) {
-    uint64_t a = counts[0], b = counts[1], difference = a > b ? a - b : b - a;
-    if (alphabet < 2) return CONSTANT;
-    if (alphabet > 2) return GROUPS;
-    return 16 * difference <= a + b ? BITS : 8 * (a < b ? a : b) <= a + b ? RUNS : GROUPS;
-}
-
-/* How many symbols make a group, and how many different groups there are. */
-static uint32_t group_size(uint32_t alphabet, uint32_t *groups) {
-    uint32_t size = 1;
-    for (*groups = alphabet; alphabet > 1 && *groups * alphabet <= 256; *groups *= alphabet) size++;
-    return size;
-}
-
-static uint32_t bit_bytes(uint32_t bits) { return bits / 8 + (bits % 8 > 0); }
-
 /* What a sequence needs: bytes of bits, symbols that count for the lanes, words of memory for its frequencies. */
 static uint32_t sequence_needs(uint32_t alphabet, const uint32_t *counts, uint32_t length, uint64_t *bits,
                                uint64_t *symbols) {
@@ -973,117 +943,6 @@ static uint32_t mask_counts(const ticket_tensor *layer, uint32_t *counts) {
     counts[0] = pruned ? pruned : layer->kept;
     counts[1] = pruned ? layer->kept : 0;
     return pruned && layer->kept ? 2 : 1;
-}
-
-/* Start with a sequence of so many symbols; `remaining` are their counts, `first` is memory for the frequencies. */
-static void start_sequence(ticket_sequence *s, uint32_t alphabet, uint32_t *remaining, uint32_t length,
-                           uint32_t *first) {
-    memset(s, 0, sizeof *s);
-    s->alphabet = alphabet;
-    s->kind = alphabet < 2 ? CONSTANT : sequence_kind(alphabet, remaining);
-    s->length = s->left = length;
-    s->remaining = remaining;
-    s->first = first;
-    uint64_t weight = 0;
-    if (s->kind == GROUPS) {
-        uint32_t count = 1;
-        s->group = group_size(alphabet, &s->coded);
-        first[0] = (65536 - s->coded) << 16;
-        for (uint32_t k = 0; k < s->group; k++, count *= alphabet)
-            for (uint32_t i = count; i-- > 0;) {
-                weight = first[i];
-                for (uint32_t a = alphabet; a-- > 0;)
-                    first[i * alphabet + a] = (uint32_t)(weight * remaining[a] / length);
-            }
-        for (uint32_t i = 0; i < count; i++) first[i] >>= 16;
-    } else if (s->kind == RUNS) {
-        s->rare = remaining[1] <= remaining[0];
-        s->rare_left = remaining[s->rare];
-        s->coded = 256;
-        uint64_t whole = (uint64_t)1 << 32, chance = ((uint64_t)s->rare_left << 32) / length;
-        weight = whole;
-        for (uint32_t i = 0; i < 256; i++) {
-            uint64_t longer = i < 255 ? weight * (whole - chance) >> 32 : 0;
-            first[i] = (uint32_t)((65536 - 256) * (weight - longer) >> 32);
-            weight = longer;
-        }
-    }
-    uint32_t largest = 0, total = 0; /* of weights w to cumulative frequencies F */
-    for (uint32_t i = 0; i < s->coded; i++) {
-        if (first[i] > first[largest]) largest = i;
-        total += first[i] + 1;
-    }
-    if (s->coded) first[largest] += 65536 - total;
-    total = 0;
-    for (uint32_t i = 0; i < s->coded; i++) {
-        uint32_t frequency = first[i] + 1;
-        first[i] = total;
-        total += frequency;
-    }
-}
-
-static ticket_status decode_coded(ticket *t, ticket_sequence *s, uint32_t *symbol) {
-    uint32_t x = t->states[s->lane], q = x & 0xffff, low = 0, high = s->coded;
-    while (high - low > 1) {
-        uint32_t middle = (low + high) / 2;
-        if (s->first[middle] <= q) low = middle;
-        else high = middle;
-    }
-    x = ((high < s->coded ? s->first[high] : 65536) - s->first[low]) * (x >> 16) + q - s->first[low];
-    if (x < 65536) {
-        REFUSE_IF(t->words_left == 0, TICKET_STREAM);
-        x = x << 16 | t->words[0] | (uint32_t)t->words[1] << 8;
-        t->words += 2;
-        t->words_left--;
-    }
-    t->states[s->lane] = x;
-    if (++s->lane == t->lanes) s->lane = 0;
-    *symbol = low;
-    if (s->digest) {
-        uint8_t bytes[2] = {(uint8_t)low, (uint8_t)(low >> 8)};
-        sha256_update(&t->sha, bytes, s->coded > 256 ? 2 : 1);
-    }
-    return TICKET_OK;
-}
-
-/* The next symbol of a sequence. There must be one left. */
-static ticket_status next_symbol(ticket *t, ticket_sequence *s, uint32_t *symbol) {
-    uint32_t position = s->length - s->left--, found = 0, coded;
-    if (s->kind == BITS) {
-        uint32_t byte = s->bits[position / 8];
-        if (s->digest && position % 8 == 0) sha256_update(&t->sha, s->bits + position / 8, 1);
-        found = byte >> (7 - position % 8) & 1;
-        REFUSE_IF(s->left == 0 && byte << (position % 8 + 1) & 0xff, TICKET_STREAM);
-    } else if (s->kind == RUNS) {
-        if (!s->pending && s->rare_left) { /* the next run is not read yet */
-            do {
-                TRY(decode_coded(t, s, &coded));
-                REFUSE_IF(coded > s->remaining[!s->rare] - s->run, TICKET_STREAM);
-                s->run += coded;
-            } while (coded == 255);
-            s->pending = 1;
-        }
-        found = s->pending && s->run == 0 ? s->rare : !s->rare;
-        if (found == s->rare) {
-            s->rare_left--;
-            s->pending = 0;
-        } else if (s->pending) {
-            s->run--;
-        }
-    } else if (s->kind == GROUPS) {
-        if (s->divisor == 0) {
-            TRY(decode_coded(t, s, &s->digits));
-            s->divisor = s->coded;
-        }
-        s->divisor /= s->alphabet;
-        found = s->digits / s->divisor;
-        s->digits %= s->divisor;
-        if (s->divisor == 1) s->divisor = 0;
-        REFUSE_IF(s->left == 0 && s->digits != 0, TICKET_STREAM);
-    }
-    REFUSE_IF(s->remaining[found]-- == 0, TICKET_STREAM);
-    *symbol = found;
-    return TICKET_OK;
 }
 
 /* Tensors that are not masked (section 3) */
@@ -1193,7 +1052,7 @@ static ticket_status walk_tensors(ticket *t, ticket_where where, void *context, 
                 to.plane = plane;
                 to.where = where;
                 to.context = context;
-                TRY(read_plane(data, (uint32_t)length, (uint32_t)count, t->states + t->scratch_at, &to));
+                TRY(read_plane(data, (uint32_t)length, (uint32_t)count, t->stream.states + t->scratch_at, &to));
             }
             data += length;
             lengths = next(lengths);
@@ -1344,12 +1203,12 @@ static ticket_status survey(ticket *t) {
     if (2 * names > scratch) scratch = 2 * names;
 
     uint64_t rest = (uint64_t)(t->file + t->size - t->bits), lanes = symbols / 2048 + (symbols % 2048 > 0);
-    t->lanes = lanes < 2048 ? (uint32_t)lanes : 2048;
-    REFUSE_IF(rest < bits || rest - bits < 4 * t->lanes || (rest - bits) % 2, TICKET_STREAM);
-    t->words = t->bits + bits + 4 * t->lanes;
-    t->words_left = (size_t)(rest - bits - 4 * t->lanes) / 2;
-    t->snapshot_at = t->lanes;
-    t->runs_at = t->lanes * (snapshot ? 2 : 1);
+    t->stream.lanes = lanes < 2048 ? (uint32_t)lanes : 2048;
+    REFUSE_IF(rest < bits || rest - bits < 4 * t->stream.lanes || (rest - bits) % 2, TICKET_STREAM);
+    t->stream.words = t->bits + bits + 4 * t->stream.lanes;
+    t->stream.words_left = (size_t)(rest - bits - 4 * t->stream.lanes) / 2;
+    t->snapshot_at = t->stream.lanes;
+    t->runs_at = t->stream.lanes * (snapshot ? 2 : 1);
     t->scratch_at = t->runs_at + (size_t)runs;
     REFUSE_IF(scratch > SIZE_MAX / 4 - t->scratch_at, TICKET_LIMIT);
     t->work_words = t->scratch_at + (size_t)scratch;
@@ -1372,6 +1231,8 @@ ticket_status ticket_open(ticket *t, const void *file, size_t size, void *header
     t->header = header;
     TRY(result(t, inflate_header(t->file, header, (uint32_t)needed, &count)));
     TRY(result(t, rewrite_json(header, count)));
+    const char *others = find(t->header, "base_tensors");
+    if (find(t->header, "base") || (others && others[1] != '}')) return result(t, TICKET_BASE);
     t->layers_text = find(t->header, "layers");
     t->tensors = find(t->header, "tensors");
     t->filled = find(t->header, "filled");
@@ -1458,10 +1319,10 @@ ticket_status ticket_begin(ticket *t, uint32_t *work, size_t words) {
     REFUSE_IF(t->status != TICKET_OK, t->status);
     REFUSE_IF(t->stage != OPENED, TICKET_ORDER);
     REFUSE_IF(words < t->work_words, TICKET_MEMORY);
-    t->states = work;
+    t->stream.states = work;
     TRY(result(t, check_names(t, work + t->scratch_at)));
-    for (uint32_t lane = 0; lane < t->lanes; lane++) {
-        work[lane] = read32(t->words - 4 * (size_t)(t->lanes - lane));
+    for (uint32_t lane = 0; lane < t->stream.lanes; lane++) {
+        work[lane] = read32(t->stream.words - 4 * (size_t)(t->stream.lanes - lane));
         REFUSE_IF(work[lane] < 65536, result(t, TICKET_STREAM));
     }
     TRY(result(t, open_table(t->layers_text, &t->table)));
@@ -1512,7 +1373,7 @@ static ticket_status start_values(ticket *t, uint32_t *first, uint32_t *counts, 
     t->value_of = counts + layer->alphabet;
     start_sequence(&t->sequence, layer->alphabet, counts, layer->tensor.kept, first);
     t->sequence.bits = t->bits;
-    t->sequence.digest = (uint32_t)digest;
+    t->sequence.digest = digest ? &t->sha : NULL;
     const char *at = layer->levels ? layer->levels + 1 : NULL;
     for (uint32_t symbol = 0, level = 0; layer->stored == LEVEL && symbol < layer->alphabet; symbol++) {
         int64_t number = 2 * (int64_t)t->value_of[symbol] - 1;
@@ -1528,7 +1389,8 @@ static ticket_status start_values(ticket *t, uint32_t *first, uint32_t *counts, 
 static ticket_status start_layer(ticket *t) {
     ticket_layer *layer = &t->layer;
     ticket_sequence s;
-    uint32_t *scratch = t->states + t->scratch_at, counts[2], alphabet = mask_counts(&layer->tensor, counts), symbol;
+    uint32_t *scratch = t->stream.states + t->scratch_at, counts[2], symbol;
+    uint32_t alphabet = mask_counts(&layer->tensor, counts);
     uint64_t bits = 0, symbols = 0;
     uint32_t mask_table = sequence_needs(alphabet, counts, layer->tensor.elements, &bits, &symbols);
     uint32_t value_table = sequence_needs(layer->alphabet, layer->counts, layer->tensor.kept, &bits, &symbols);
@@ -1540,12 +1402,12 @@ static ticket_status start_layer(ticket *t) {
     if (s.kind != CONSTANT) {
         uint8_t *stored = s.kind == BITS ? NULL : (uint8_t *)scratch;
         s.bits = t->bits;
-        s.digest = 1;
+        s.digest = &t->sha;
         t->mask = stored ? stored : t->bits;
         if (!stored) t->bits += bit_bytes(s.length);
         else memset(stored, 0, bit_bytes(s.length));
         for (uint32_t index = 0; index < s.length; index++) {
-            TRY(next_symbol(t, &s, &symbol));
+            REFUSE_IF(!next_symbol(&t->stream, &s, &symbol), TICKET_STREAM);
             if (stored) stored[index / 8] |= (uint8_t)(symbol << (7 - index % 8));
         }
     }
@@ -1553,18 +1415,19 @@ static ticket_status start_layer(ticket *t) {
     TRY(start_values(t, table, value_counts, 1));
     if (layer->stored != LEVEL) {
         /* The digest takes all values before all weights: go through the values twice. */
-        const uint8_t *words = t->words;
-        size_t words_left = t->words_left;
-        uint32_t coded = t->sequence.kind == RUNS || t->sequence.kind == GROUPS ? t->lanes : 0;
-        memcpy(t->states + t->snapshot_at, t->states, coded * sizeof *t->states);
-        while (t->sequence.kind != CONSTANT && t->sequence.left > 0) TRY(next_symbol(t, &t->sequence, &symbol));
-        memcpy(t->states, t->states + t->snapshot_at, coded * sizeof *t->states);
-        t->words = words;
-        t->words_left = words_left;
+        const uint8_t *words = t->stream.words;
+        size_t words_left = t->stream.words_left;
+        uint32_t coded = t->sequence.kind == RUNS || t->sequence.kind == GROUPS ? t->stream.lanes : 0;
+        memcpy(t->stream.states + t->snapshot_at, t->stream.states, coded * sizeof *t->stream.states);
+        while (t->sequence.kind != CONSTANT && t->sequence.left > 0)
+            REFUSE_IF(!next_symbol(&t->stream, &t->sequence, &symbol), TICKET_STREAM);
+        memcpy(t->stream.states, t->stream.states + t->snapshot_at, coded * sizeof *t->stream.states);
+        t->stream.words = words;
+        t->stream.words_left = words_left;
         TRY(start_values(t, table, value_counts, 0));
         find_key(layer);
         if (layer->stored != ROUND && layer->tensor.kept > layer->initial && layer->history != t->loaded_history) {
-            TRY(get_history(layer->history, t->states + t->runs_at, &layer->runs, &layer->rounds));
+            TRY(get_history(layer->history, t->stream.states + t->runs_at, &layer->runs, &layer->rounds));
             t->loaded_history = layer->history;
         }
     }
@@ -1592,23 +1455,6 @@ ticket_status ticket_next_layer(ticket *t, ticket_tensor *layer) {
     return TICKET_OK;
 }
 
-/* The round in which the coin of a weight came up for the ordinal-th time (section 5); 0: it did not so often. */
-static uint32_t draw_of(const ticket *t, uint32_t index, uint32_t ordinal) {
-    const uint32_t *runs = t->states + t->runs_at, latest = t->layer.stored == LATEST;
-    uint32_t round = latest ? t->layer.rounds : 1, words[2];
-    for (uint32_t k = 0; k < t->layer.runs; k++) {
-        const uint32_t *run = runs + 2 * (latest ? t->layer.runs - 1 - k : k);
-        for (uint32_t left = run[0] & (ALWAYS - 1); left > 0; left--) {
-            if (!(run[0] & ALWAYS) && run[1]) philox(t->layer.key, index, round, words);
-            if (run[0] & ALWAYS || (run[1] && words[1] < run[1])) ordinal--;
-            if (ordinal == 0) return round;
-            if (latest) round--;
-            else round++;
-        }
-    }
-    return 0;
-}
-
 static ticket_status next_weight(ticket *t, uint32_t *index, float *weight) {
     const ticket_layer *layer = &t->layer;
     uint32_t symbol, bits;
@@ -1617,7 +1463,7 @@ static ticket_status next_weight(ticket *t, uint32_t *index, float *weight) {
         t->stage = BETWEEN_LAYERS;
         return TICKET_END;
     }
-    TRY(next_symbol(t, &t->sequence, &symbol));
+    REFUSE_IF(!next_symbol(&t->stream, &t->sequence, &symbol), TICKET_STREAM);
     while (t->mask && !(t->mask[t->index / 8] >> (7 - t->index % 8) & 1))
         t->index += t->index % 8 == 0 && t->mask[t->index / 8] == 0 ? 8 : 1;
     *index = t->index++;
@@ -1626,7 +1472,8 @@ static ticket_status next_weight(ticket *t, uint32_t *index, float *weight) {
         uint32_t draw = bits, words[2];
         int32_t level;
         if (layer->stored != ROUND && draw > 0) {
-            draw = draw_of(t, *index, draw);
+            draw = draw_of(layer->key, *index, draw, t->stream.states + t->runs_at, layer->runs, layer->rounds,
+                           layer->stored == LATEST);
             REFUSE_IF(draw == 0, TICKET_COIN);
         }
         philox(layer->key, *index, draw, words);
@@ -1675,8 +1522,9 @@ ticket_status ticket_finish(ticket *t) {
     while (status == TICKET_OK);
     REFUSE_IF(status != TICKET_END, status);
     if (t->stage == FINISHED) return TICKET_OK;
-    REFUSE_IF(t->words_left > 0, result(t, TICKET_STREAM));
-    for (uint32_t lane = 0; lane < t->lanes; lane++) REFUSE_IF(t->states[lane] != 65536, result(t, TICKET_STREAM));
+    REFUSE_IF(t->stream.words_left > 0, result(t, TICKET_STREAM));
+    for (uint32_t lane = 0; lane < t->stream.lanes; lane++)
+        REFUSE_IF(t->stream.states[lane] != 65536, result(t, TICKET_STREAM));
     sha256_final(&t->sha, digest);
     for (int k = 0; k < 64; k++) {
         int digit = digest[k / 2] >> (k % 2 ? 0 : 4) & 15;
@@ -1765,6 +1613,7 @@ const char *ticket_message(ticket_status status) {
     case TICKET_HEADER: return "an entry of its header is missing or not as it must be";
     case TICKET_LIMIT: return "it asks for more memory or time than its size allows";
     case TICKET_DISTRIBUTION: return "its weights are of a distribution that this reader does not know";
+    case TICKET_BASE: return "it is a mask on the weights of a base, which it does not hold";
     case TICKET_STREAM: return "its coded masks and weights are not as its header says";
     case TICKET_COIN: return "a weight holds a draw of a round in which its coin stayed up";
     case TICKET_WEIGHTS: return "the weights it gives are not the ones that were saved";

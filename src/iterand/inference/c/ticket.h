@@ -26,8 +26,10 @@
  * Numbers are IEEE 754; do not compile with -ffast-math.
  *
  * Where this reader differs from iterand.read_ticket:
- *   - unknown keys and columns are skipped, as are `recipe`, `metrics`, `iterand`, and the columns with settings of the
- *     search (`sparsity`, `score_distribution`, `ranking`, `rank_by`, `floor`): whatever JSON they hold is accepted;
+ *   - unknown keys and columns are skipped, as are `recipe`, `metrics`, `iterand`, the column `digest`, and those with
+ *     settings of the search (`sparsity`, `score_distribution`, `ranking`, `rank_by`, `floor`): whatever JSON they hold
+ *     is accepted;
+ *   - a ticket on a base is refused;
  *   - no distribution is known but those of section 7; others are read if they are stored as `level` and are in
  *     `levels`;
  *   - JSON is nested at most 64 deep, has no half of a surrogate pair, and a number has at most 4300 characters; a key
@@ -40,6 +42,8 @@
  */
 #ifndef ITERAND_TICKET_H
 #define ITERAND_TICKET_H
+
+#include "streams.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -59,6 +63,7 @@ typedef enum {
     TICKET_HEADER,       /* an entry of the header is missing or not as it must be */
     TICKET_LIMIT,        /* more than section 9 allows */
     TICKET_DISTRIBUTION, /* weights of a distribution that this reader does not know */
+    TICKET_BASE,         /* a mask on the weights of a base, which the file does not hold */
     TICKET_STREAM,       /* the coded sequences are not as the header says */
     TICKET_COIN,         /* a weight holds more draws than its coins came up */
     TICKET_WEIGHTS,      /* weights_sha256 is another */
@@ -109,12 +114,6 @@ typedef struct {
 } ticket_table;
 
 typedef struct {
-    uint32_t kind, alphabet, coded, group, length, left, rare, rare_left, run, pending, digits, divisor, lane, digest;
-    uint32_t *remaining, *first;
-    const uint8_t *bits;
-} ticket_sequence;
-
-typedef struct {
     ticket_tensor tensor;
     uint32_t stored, distribution, unit, rounds, runs, most, alphabet, initial, counts[2], key[2];
     uint64_t seed;
@@ -128,17 +127,18 @@ typedef struct {
 
     ticket_status status;
     uint32_t stage;
-    const uint8_t *file, *planes, *bits, *words;
-    size_t size, words_left, scratch_at;
+    const uint8_t *file, *planes, *bits;
+    size_t size, scratch_at;
     const char *header, *layers_text, *tensors, *filled, *aliases, *levels, *plane_lengths, *digest;
     const char *history, *loaded_history, *distribution, *distribution_levels; /* the ones that were read last */
     uint64_t elements, spent;
     size_t levels_size;
-    uint32_t history_runs, history_rounds, distribution_count, lanes, snapshot_at, runs_at, index;
-    uint32_t *states, *value_of;
+    uint32_t history_runs, history_rounds, distribution_count, snapshot_at, runs_at, index;
+    uint32_t *value_of;
     const uint8_t *mask;
     ticket_table table;
     ticket_layer layer;
+    ticket_stream stream;
     ticket_sequence sequence;
     ticket_sha256 sha;
 } ticket;

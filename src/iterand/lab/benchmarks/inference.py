@@ -2,8 +2,10 @@
 
 import itertools
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,11 @@ from iterand.lab.networks.external import TIMM, build_timm
 from iterand.masking import fold_
 from iterand.ticket import read_ticket
 
-RUNTIMES = ("iterand", "onnxruntime", "torch", "compiled")
+RUNTIMES = ("iterand", "iterand-int8", "onnxruntime", "onnxruntime-int8", "torch", "compiled")
 _SPARSITY = 0.95
 _BATCHES = (1, 32)
 _BURST_SECONDS = 0.05
+_SAMPLE = 64  # inputs from which ranges of bytes are chosen
 _CPU = torch.device("cpu")
 
 Run = Callable[[], object]
@@ -36,11 +39,12 @@ def measure(options: Options, notify: Notify) -> Table:
     table = Table(
         "inference",
         [
-            "float32 on a CPU, random inputs. iterand adds the kept weights, the others multiply by all of them.",
+            "On a CPU, random inputs. iterand adds the kept weights, the others multiply by all of them.",
+            "float32 but for runtimes with int8, whose activations are bytes (onnxruntime-int8: weights too).",
             f"Networks of recipes are pruned to p = {_SPARSITY} at random. All take turns, also for a speedup.",
         ],
     )
-    runtimes = options.executions or (("iterand", "torch") if options.short else RUNTIMES[:3])
+    runtimes = options.executions or (("iterand", "iterand-int8", "torch") if options.short else RUNTIMES[:5])
     for name in runtimes:
         if name not in RUNTIMES:
             raise ValueError(f"there is no runtime {name!r}; there are {', '.join(RUNTIMES)}")
@@ -112,26 +116,65 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _iterand(model: nn.Module, inputs: Tensor, threads: int) -> Run:
-    network = CompiledNetwork(model, threads, tuple(inputs.shape[1:]))
+def _iterand(model: nn.Module, inputs: Tensor, threads: int, sample: Tensor | None = None) -> Run:
+    network = CompiledNetwork(model, threads, tuple(inputs.shape[1:]), sample)
     if not network.is_compiled:
         raise ValueError("no C compiler is found")
     batch = inputs.numpy()
     return lambda: network(batch)
 
 
+def _iterand_int8(model: nn.Module, inputs: Tensor, threads: int) -> Run:
+    sample = torch.randn(_SAMPLE, *inputs.shape[1:], generator=torch.Generator().manual_seed(0))
+    return _iterand(model, inputs, threads, sample)
+
+
 def _onnxruntime(model: nn.Module, inputs: Tensor, threads: int) -> Run:
+    return _session(_exported(model, inputs.shape), inputs, threads)
+
+
+@lru_cache(maxsize=1)
+def _exported(model: nn.Module, shape: torch.Size) -> bytes:
+    with extra("onnx", "comparing with onnxruntime"), quiet():
+        program: Any = torch.onnx.export(model, (torch.zeros(shape),), dynamo=True, verbose=False)
+    found: bytes = program.model_proto.SerializeToString()
+    return found
+
+
+def _session(exported: bytes, inputs: Tensor, threads: int) -> Run:
     with extra("onnx", "comparing with onnxruntime"):
         import onnxruntime
-    with quiet():
-        program: Any = torch.onnx.export(model, (inputs,), dynamo=True, verbose=False)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    session = onnxruntime.InferenceSession(
-        program.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = onnxruntime.InferenceSession(exported, options, providers=["CPUExecutionProvider"])
     feed = {session.get_inputs()[0].name: inputs.numpy()}
     return lambda: session.run(None, feed)
+
+
+def _onnxruntime_int8(model: nn.Module, inputs: Tensor, threads: int) -> Run:
+    return _session(_quantized(model, inputs.shape), inputs, threads)
+
+
+@lru_cache(maxsize=1)
+def _quantized(model: nn.Module, shape: torch.Size) -> bytes:
+    """Activations and weights as bytes: a scale for each channel of weights, ranges of activations from a sample."""
+    with extra("onnx", "comparing with onnxruntime"):
+        import onnxruntime
+        from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+    class Sample(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self, name: str) -> None:
+            self._feeds = iter([{name: torch.randn(shape).numpy()} for _ in range(-(-_SAMPLE // shape[0]))])
+
+        def get_next(self) -> object:
+            return next(self._feeds, None)
+
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        source, target = Path(folder) / "float32.onnx", Path(folder) / "int8.onnx"
+        source.write_bytes(_exported(model, shape))
+        (single,) = onnxruntime.InferenceSession(str(source), providers=["CPUExecutionProvider"]).get_inputs()
+        quantize_static(source, target, Sample(single.name), per_channel=True, weight_type=QuantType.QInt8)
+        return target.read_bytes()
 
 
 def _torch(model: nn.Module, inputs: Tensor, threads: int) -> Run:
@@ -143,4 +186,11 @@ def _compiled(model: nn.Module, inputs: Tensor, threads: int) -> Run:
     return lambda: run(inputs)
 
 
-_RUNS = {"iterand": _iterand, "onnxruntime": _onnxruntime, "torch": _torch, "compiled": _compiled}
+_RUNS: dict[str, Callable[[nn.Module, Tensor, int], Run]] = {
+    "iterand": _iterand,
+    "iterand-int8": _iterand_int8,
+    "onnxruntime": _onnxruntime,
+    "onnxruntime-int8": _onnxruntime_int8,
+    "torch": _torch,
+    "compiled": _compiled,
+}
