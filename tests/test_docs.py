@@ -143,11 +143,29 @@ class TestCodeRunsAsPrinted:
         dense, small = (folder / "digits.safetensors").stat().st_size, (folder / "digits.onnx").stat().st_size
         assert small < dense / 6
 
+    def test_fine_tune_by_mask(self, folder, capsys):
+        names = run("guides/pretrained.md", ["sklearn"])
+        said = capsys.readouterr().out
+        found = [float(number) for number in re.findall(r"^\w.*: (.+) %$", said, flags=re.MULTILINE)]
+        base, mask, head, full, again, turned = found
+        assert min(base, mask, full, turned) > 94
+        assert head < 90
+        assert again == mask
+        assert 4500 < (folder / "high.ticket").stat().st_size < 5500
+        assert 150_000 < (folder / "base.pt").stat().st_size < 160_000
+        high, images = iterand.load_ticket("high.ticket", names["load_base"]()), names["images"]
+        assert torch.equal(high(images), names["plain"](images))
+        torch.testing.assert_close(names["outputs"][0], high(images[5:6])[0].detach())
+        torch.testing.assert_close(names["outputs"][2], names["base"](images[:1])[0].detach())
+        assert said.count("both keep") == 3
+
     def test_fast_inference(self):
         names = run("guides/inference.md", [])
         assert names["outputs"].shape == (5, 10)
         expected = iterand.load_ticket("mine.ticket", names["build"]()).eval()(torch.zeros(5, 3, 8, 8))
         torch.testing.assert_close(torch.from_numpy(names["outputs"]), expected.detach())
+        exact = names["network"](names["sample"])
+        assert abs(names["close"] - exact).max() < 0.05 * abs(exact).max()
 
     def test_recommended_settings(self):
         """The two lines, and all settings written out."""

@@ -14,7 +14,7 @@ import iterand
 PACKAGE = Path(__file__).parents[1] / "src" / "iterand"
 GROUND = {"errors", "checks", "files", "memory"}
 CORE = "philox backend distributions selection stepping parametrization maskable freezing surgery sparsity "
-CORE += "masking randomization summarizing"
+CORE += "existing masking randomization summarizing"
 BELOW = {part: GROUND | set(CORE.split()[:n]) for n, part in enumerate(CORE.split())}
 BELOW |= dict.fromkeys(GROUND, GROUND)
 LIBRARY = GROUND | set(CORE.split())

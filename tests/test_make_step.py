@@ -32,6 +32,7 @@ MODELS = {
     "global": {"ranking": "global", "weights": "signed_constant"},
     "magnitude": {"rank_by": "magnitude", "norms": "keep"},
     "own and global": {"ranking": "global", "overrides": {"0": 0.2}},
+    "existing": {"weights": "existing", "trainable": "5"},
 }
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3),
@@ -53,8 +54,10 @@ def trainable(model):
 
 def prepared(options, optimizer):
     model = network(**options)
+    existing = options.get("weights") == "existing"
     optimizer = OPTIMIZERS[optimizer](trainable(model))
-    steppers = [iterand.IterativeRandomization(model, period=2, rate=0.5)] if options else []
+    steppers = [iterand.IterativeRandomization(model, period=2, rate=0.5)] if options and not existing else []
+    steppers += [iterand.SparsitySchedule(model, "linear", steps=5)] if existing else []
     return model, optimizer, steppers, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 
 
@@ -127,6 +130,8 @@ KERNEL_CASES = [
     ("layer", "nesterov", "clipped"),
     ("magnitude", "adagrad", "accumulated"),
     ("dense", "sgd", "clipped"),
+    ("existing", "sgd", "plain"),
+    ("existing", "adagrad", "clipped"),
 ]
 
 

@@ -107,6 +107,24 @@ def test_a_changed_record_is_stale(monkeypatch):
     assert tables.stale(whole) == ["scaling-billion"]
 
 
+def test_the_table_of_fine_tuning(monkeypatch, tmp_path):
+    measured = sys.modules["measured_tables"]
+    monkeypatch.setattr(measured, "BENCHMARKS", tmp_path)
+    runs = [
+        ("mask", 90.0, 958_000, 0, 1e-3), ("mask", 91.0, 958_200, 1, 1e-3), ("lora", 89.5, 664_000, 0, 2e-3),
+        ("lora", 89.9, 664_000, 0, 1e-3), ("other", 1.0, 1, 0, 1e-3),
+    ]  # fmt: skip
+    for number, (method, accuracy, count, seed, rate) in enumerate(runs):
+        settings = {"method": method, "rank": 4, "sparsity": 0.2, "lr": rate, "seed": seed}
+        record = {"benchmark": "fine-tuning" if method != "other" else "other", "settings": settings, "bytes": count}
+        record |= {"test_accuracy": accuracy, "validation_accuracy": 90 + rate, "switch_ms": 11.5, "environment": {}}
+        (tmp_path / f"{number}.json").write_text(json.dumps(record))
+    *_, lora, mask = measured.fine_tuning()
+    assert lora == "| LoRA, rank 4 | 89.50 | 664.0 kB | 0.002 | 11.50 |  |"  # better on validation, not on test
+    assert mask == "| mask, p = 0.2 | 90.50 ± 0.71 | 958.1 kB | 0.001 | 11.50 |  |"
+    assert "n = 1 to 2" in measured.fine_tuning()[0]
+
+
 @pytest.mark.parametrize(
     ("page", "sentence"),
     [
@@ -123,7 +141,13 @@ def test_what_is_no_table_is_named(page, sentence):
 def test_a_row_for_every_cell_of_best(name):
     lines = rows(name)
     for cell in cells("best"):
-        (own,) = [line for line in lines if line.startswith(f"| {cell.cell.label} |")]
+        place = dict(cell.cell.axes)
+        label = (
+            cell.cell.label
+            if name != BEYOND or place["method"] != "IMP"
+            else "{network}, p = {sparsity:g}".format(**place)
+        )
+        (own,) = [line for line in lines if line.startswith(f"| {label} |")]
         assert said(cell) in own
 
 

@@ -114,7 +114,7 @@ class TestConstruct:
         tolerances = [Tolerance(0.1, 0.05), Tolerance(0.1, 0.05)]
         failure = exact.network_failure(target, tolerances, rounds, copies)
         assert 0.1 < failure < 0.9
-        trials = 300
+        trials = 150
         failed = sum(not build(target, tolerances, rounds, copies, seed).held for seed in range(trials))
         seen = estimate(failed, trials, 0.9999)
         assert seen.low <= failure <= seen.high

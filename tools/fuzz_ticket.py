@@ -34,7 +34,7 @@ ODDITIES: tuple[Any, ...] = (*NUMBERS, None, True, "", "x", [], {}, [[]], 0.5, 1
 
 COLUMNS: tuple[tuple[str, Any], ...] = (
     ("fan_in", 5), ("unit", 0.5), ("identity", "x"), ("dtype", "F16"), ("floor", 0.5), ("element", "00"),
-    ("history", [[1 << 31, 1 << 20]]), ("saved_as", "F16"),
+    ("history", [[1 << 31, 1 << 20]]), ("saved_as", "F16"), ("digest", "0" * 32), ("stored", "base"),
 )  # fmt: skip
 
 
@@ -84,7 +84,24 @@ def tickets() -> list[Target]:
         ticket = read.parse(data)
         state = ticket.state_dict()
         made.append(Target(data, {name: state[name] for name in ticket.layers}, build or (lambda: None)))
-    return made
+    return [*made, on_a_base()]
+
+
+def on_a_base() -> Target:
+    """A ticket that holds a mask of existing weights, and not these."""
+
+    def base() -> nn.Module:
+        torch.manual_seed(0)
+        return Victim()
+
+    model = iterand.prune_(base(), 0.3, weights="existing", trainable="norm")
+    with torch.no_grad():
+        model.get_parameter("norm.weight").add_(torch.arange(6.0))
+        for score in iterand.scores(model):
+            score += torch.randn(score.shape, generator=torch.Generator().manual_seed(1)) * score.std()
+    data = save.ticket_bytes(model, metrics={"accuracy": 0.5}, base="the victim")
+    state = read.parse(data).state_dict(base().state_dict())
+    return Target(data, {name: state[name] for name in read.parse(data).layers}, base)
 
 
 def repaired(data: bytes) -> bytes:
@@ -142,7 +159,7 @@ def header_value(data: bytes, dice: random.Random) -> bytes:
 def header_column(data: bytes, dice: random.Random) -> bytes:
     """A column that is usually left out, or a longer one, or entries exchanged between rows."""
     header, body = format.unpack(data)
-    table = header[dice.choice([name for name in ("layers", "filled", "tensors") if name in header])]
+    table = header[dice.choice([name for name in ("layers", "filled", "tensors", "base_tensors") if name in header])]
     rows = len(table["name"])
     what, column = dice.randrange(3), dice.choice(list(table))
     if what == 0:

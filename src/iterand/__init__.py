@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from iterand.selection import calculate_mask
     from iterand.sparsity import SparsitySchedule, set_sparsity_
     from iterand.summarizing import Summary, summary
-    from iterand.ticket import Ticket, load_ticket, read_ticket, save_ticket
+    from iterand.ticket import MaskOverlap, TaskSet, Ticket, load_ticket, read_ticket, save_ticket
 
 __version__ = "0.2.0"
 __all__ = [
@@ -23,9 +23,11 @@ __all__ = [
     "Distribution",
     "IterandError",
     "IterativeRandomization",
+    "MaskOverlap",
     "MaskedLayer",
     "SparsitySchedule",
     "Summary",
+    "TaskSet",
     "Ticket",
     "TicketError",
     "UnmaskedWarning",

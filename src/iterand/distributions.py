@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -89,11 +89,16 @@ _REGISTRY: dict[str, Distribution] = {}
 
 WeightDistribution = Literal["kaiming_uniform", "signed_constant", "kaiming_normal", "uniform"] | str
 """A built-in name, which an editor completes, or the name of a registered distribution."""
+EXISTING = "existing"
+"""In place of a distribution: the weights that a model has already."""
+MagnitudeScores = Literal["magnitude_rank", "magnitude"]
+"""The scores that existing weights start with."""
+MAGNITUDES: tuple[str, ...] = get_args(MagnitudeScores)
 
 
 def register_distribution(distribution: Distribution) -> None:
     """Make a custom distribution available by its name."""
-    if distribution.name in _REGISTRY:
+    if distribution.name in _REGISTRY or distribution.name in (EXISTING, *MAGNITUDES):
         raise ValueError(f"a distribution named {distribution.name!r} is registered already; choose another name")
     _REGISTRY[distribution.name] = distribution
 

@@ -1,4 +1,4 @@
-"""Freeze parameters that are not masked: biases at zero, norms and layer scales at one; ``thaw_`` undoes it."""
+"""Freeze parameters that are not masked: biases at zero, norms and layer scales at one, or all at their values."""
 
 from collections import Counter
 from typing import Any, cast
@@ -53,6 +53,11 @@ def freeze_norms_(affine: list[Owner]) -> None:
     _freeze_(left)
 
 
+def freeze_values_(frozen: list[Owner]) -> None:
+    """Stop training these parameters. Their values stay."""
+    _freeze_(frozen, fill=False)
+
+
 def thaw_(model: nn.Module) -> None:
     """Undo the freezing. The values stay as they are."""
     for module in model.modules():
@@ -88,12 +93,13 @@ def _identity(attribute: str) -> float:
     return 1.0 if attribute == "weight" else 0.0
 
 
-def _freeze_(frozen: list[Owner]) -> None:
+def _freeze_(frozen: list[Owner], *, fill: bool = True) -> None:
     trained = {id(owner.parameter): owner.parameter.requires_grad for owner in frozen}
     for owner in frozen:
         _record(owner.module, owner.attribute, trained[id(owner.parameter)], affine=True)
-        with torch.no_grad():
-            owner.parameter.fill_(owner.neutral)
+        if fill:
+            with torch.no_grad():
+                owner.parameter.fill_(owner.neutral)
         owner.parameter.requires_grad_(False)
         owner.parameter.grad = None
 

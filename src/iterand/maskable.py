@@ -293,7 +293,8 @@ def matching(pattern: str, candidates: Iterable[Owner], what: str) -> list[Owner
         names = [name for owner in candidates for name in (owner.name, owner.path)]
         close = difflib.get_close_matches(pattern, names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"the names are like {', '.join(names[::2][:3])}"
-        raise ValueError(f"{what} pattern {pattern!r} matches nothing that can be masked; {hint}")
+        kind = "no parameter" if what == "trainable" else "nothing that can be masked"
+        raise ValueError(f"{what} pattern {pattern!r} matches {kind}; {hint}")
     return found
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from iterand import distributions, freezing, maskable, philox, surgery
+from iterand import distributions, existing, freezing, maskable, philox, surgery
 from iterand.backend import RankBy
 from iterand.backend.reference import match_layout
 from iterand.checks import check_fraction
-from iterand.distributions import WeightDistribution
+from iterand.distributions import EXISTING, MAGNITUDES, MagnitudeScores, WeightDistribution
 from iterand.errors import UnmaskedWarning
 from iterand.maskable import Owner, list_tensors
 from iterand.parametrization import (
@@ -46,6 +46,8 @@ Patterns = Sequence[str] | str
 Preset = Literal["paper", "recommended"]
 Norms = Literal["fixed", "shifted", "keep"]
 Biases = Literal["zero", "keep"]
+Weights = WeightDistribution | Literal["existing"]
+Scores = WeightDistribution | MagnitudeScores
 
 _AFFINE = ("norm", "shift", "scale")
 _LEFT_ALONE = "_iterand_left_alone"  # attribute of a masked model
@@ -58,8 +60,8 @@ def prune_(
     sparsity: float | Mapping[str, float],
     *,
     preset: Preset = "paper",
-    weights: WeightDistribution | None = None,
-    scores: WeightDistribution = "kaiming_uniform",
+    weights: Weights | None = None,
+    scores: Scores | None = None,
     seed: int = 0,
     ranking: RankingChoice | None = None,
     rank_by: RankBy = "score",
@@ -68,11 +70,15 @@ def prune_(
     include: Patterns | None = None,
     exclude: Patterns = (),
     overrides: Mapping[str, float | str] | None = None,
-    biases: Biases = "zero",
+    trainable: Patterns = (),
+    biases: Biases | None = None,
     norms: Norms | None = None,
     strict: bool = False,
 ) -> Model:
     """Fill a model with random weights and mask them by trainable scores (Algorithm 1, line 1), in place.
+
+    With ``weights="existing"`` the weights that the model has are masked instead, and never change. Everything that is
+    not masked keeps its value and is frozen, but for what ``trainable`` names.
 
     Weights of linear, convolution, embedding, recurrent and attention layers are masked; afterwards only the scores,
     and what was left alone, take gradients. An ``UnmaskedWarning`` names what was left alone unasked. An embedding's
@@ -86,8 +92,9 @@ def prune_(
         preset: Where ``weights``, ``ranking`` and ``norms`` come from if they are not given. ``"paper"``:
             ``"kaiming_uniform"``, ``"layer"``, ``"fixed"``. ``"recommended"``: ``"signed_constant"``, and for a model
             with norms ``"global"`` and ``"shifted"``; ``recommended_steppers`` goes with it.
-        weights: D_param, the distribution of the weights.
-        scores: D_score, the distribution of the initial scores.
+        weights: D_param, the distribution of the weights; or ``"existing"``.
+        scores: D_score, the distribution of the initial scores. For existing weights ``"magnitude_rank"`` (the default)
+            or ``"magnitude"``: their magnitudes, as ranks up to 0.1 or as they are; the first mask keeps the largest.
         seed: With a tensor's qualified name and an index, all that a weight depends on; parts of a model that are
             pruned one by one have names of their own, so give them different seeds.
         ranking: ``"layer"``: scores compete within their tensor; ``"global"``: over the whole network.
@@ -96,10 +103,14 @@ def prune_(
         floor: With global ranking, the share of its weights that every layer keeps in any case.
         include: Glob patterns over qualified names of parameters or their modules: mask only these. Bare parameters
             are masked only if a pattern, here or in ``overrides``, names them.
-        exclude: Glob patterns: leave these alone altogether. An override must not name what is left alone.
-        overrides: Glob pattern → an own sparsity, or ``"dense"``: random weights that are all kept. The last match
-            counts; such a layer is ranked by itself.
-        biases: ``"zero"``: those of masked layers are set to zero and frozen; ``"keep"``: left as they are.
+        exclude: Glob patterns: leave these alone altogether. An override must not name what is left alone. With
+            existing weights: these are not masked, only frozen.
+        overrides: Glob pattern → an own sparsity, or ``"dense"``: weights that are all kept. The last match counts;
+            such a layer is ranked by itself.
+        trainable: With existing weights, glob patterns: leave these alone altogether, such as a new head, biases or
+            norms that are trained with the scores.
+        biases: ``"zero"``: those of masked layers are set to zero and frozen; ``"keep"``: left as they are. With
+            existing weights they keep their values, and so do norms.
         norms: ``"fixed"``: batch norm made non-affine, the affine part of other norms frozen at one and zero;
             ``"shifted"``: the same, but what a norm adds is random and masked like a weight, so convert norms to
             ``SyncBatchNorm`` first; ``"keep"``: left as they are. Layer scales are frozen at one with the norms.
@@ -110,13 +121,18 @@ def prune_(
     if not isinstance(model, nn.Module):
         raise ValueError(f"model is {model!r}; it must be a torch.nn.Module")
     recommended = preset == "recommended"
-    with_norms = recommended and not isinstance(sparsity, Mapping) and maskable.has_shifts(unwrap(model))
     if weights is None:
         weights = "signed_constant" if recommended else "kaiming_uniform"
+    exists = weights == EXISTING
+    with_norms = recommended and not exists and not isinstance(sparsity, Mapping) and maskable.has_shifts(unwrap(model))
     if ranking is None:
         ranking = "global" if with_norms else "layer"
     if norms is None:
-        norms = "shifted" if with_norms else "fixed"
+        norms = "keep" if exists else "shifted" if with_norms else "fixed"
+    if biases is None:
+        biases = "keep" if exists else "zero"
+    if scores is None:
+        scores = "magnitude_rank" if exists else "kaiming_uniform"
     options = _Options(
         weights=weights,
         scores=scores,
@@ -128,6 +144,7 @@ def prune_(
         include=None if include is None else _as_list("include", include),
         exclude=_as_list("exclude", exclude),
         overrides={} if overrides is None else _as_mapping("overrides", overrides),
+        trainable=_as_list("trainable", trainable),
         biases=biases,
         norms=norms,
     )
@@ -155,8 +172,14 @@ class _Options:
     include: list[str] | None
     exclude: list[str]
     overrides: dict[str, float | str]
+    trainable: list[str]
     biases: Biases
     norms: Norms
+
+    @property
+    def existing(self) -> bool:
+        """Whether the weights are those that the model has."""
+        return self.weights == EXISTING
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -168,8 +191,20 @@ class _Options:
         ):
             if value not in known:
                 raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
-        for distribution in (self.weights, self.scores):
-            distributions.get_distribution(distribution)
+        if not self.existing:
+            distributions.get_distribution(self.weights)
+            if self.scores in MAGNITUDES or self.trainable:
+                what = f"scores is {self.scores!r}" if self.scores in MAGNITUDES else f"trainable is {self.trainable}"
+                other = "leave it out" if self.scores in MAGNITUDES else "exclude= leaves parameters trainable here"
+                raise ValueError(f"{what}, which goes with weights='existing' only; {other}")
+        elif self.biases != "keep" or self.norms != "keep":
+            what = f"biases is {self.biases!r}" if self.biases != "keep" else f"norms is {self.norms!r}"
+            raise ValueError(
+                f"{what}, but existing weights need the biases and norms that they were trained with; leave it out, or "
+                "name those to train in trainable="
+            )
+        if self.scores not in MAGNITUDES:
+            distributions.get_distribution(self.scores)
 
 
 @dataclass(frozen=True)
@@ -180,12 +215,14 @@ class _Plan:
     groups: list[list[Owner]]
     """The owners of each masked tensor; more than one if it is tied."""
     masks: list[MaskedParametrization]
-    weights: list[Tensor]
-    """The first draw of each masked tensor."""
+    weights: list[Tensor | None]
+    """The first draw of each masked tensor; None if it keeps its weights."""
     rankings: list[Ranking[MaskedParametrization]]
     zeroed_biases: list[Owner]
     frozen_norms: list[Owner]
     """The affine part of norms, and layer scales."""
+    frozen_values: list[Owner]
+    """Everything that is not masked beside existing weights, but for what stays trainable."""
     left_alone: list[Owner]
     """Bare parameters that no argument names: neither masked nor frozen."""
 
@@ -215,7 +252,14 @@ def _plan(model: nn.Module, sparsity: float | Mapping[str, float], options: _Opt
     if options.norms == "shifted" and not maskable.has_shifts(root):
         raise ValueError(f"norms is 'shifted', but {type(root).__name__} has no norm that adds anything; leave it out")
     usual = ("weight", "shift") if options.norms == "shifted" else ("weight",)
-    chosen = maskable.choose(root, options.include, options.exclude, list(options.overrides), usual)
+    everything = maskable.owners(root)
+    trainable = [
+        owner for pattern in options.trainable for owner in maskable.matching(pattern, everything, "trainable")
+    ]
+    exclude = [*options.exclude, *options.trainable]
+    chosen = maskable.choose(root, options.include, exclude, list(options.overrides), usual)
+    if options.existing:
+        existing.refuse_nan(group[0] for group in chosen.values())
     alone = own_sparsities(chosen, options.overrides, "overrides")
     free = [name for name in chosen if name not in alone]
     if isinstance(sparsity, Mapping):
@@ -240,8 +284,22 @@ def _plan(model: nn.Module, sparsity: float | Mapping[str, float], options: _Opt
         tensors.append((group, settings, by_layer if name in alone else together))
     refuse_empty(tensors, together)
     surgery.check_classes([root, *(owner.module for group in chosen.values() for owner in group)])
+    initial: dict[str, Tensor] = {}
+    if options.scores in MAGNITUDES:
+        ranked = {settings.name: (group[0].parameter, rank) for group, settings, rank in tensors}
+        initial = existing.initial_scores(
+            {name: weight for name, (weight, _) in ranked.items()},
+            {name: rank for name, (_, rank) in ranked.items()},
+            cast(MagnitudeScores, options.scores),
+        )
     masks = [
-        MaskedParametrization(group[0].parameter, settings, rank, padding=_padding(group))
+        MaskedParametrization(
+            group[0].parameter,
+            settings,
+            rank,
+            padding=None if options.existing else _padding(group),
+            scores=initial.get(settings.name),
+        )
         for group, settings, rank in tensors
     ]
     rankings: list[Ranking[MaskedParametrization]] = []
@@ -250,19 +308,22 @@ def _plan(model: nn.Module, sparsity: float | Mapping[str, float], options: _Opt
         rankings += [rank] if rank.members else []
     modules = {id(owner.module) for group in chosen.values() for owner in group}
     parameters = {id(owner.parameter) for group in chosen.values() for owner in group}
-    everything = maskable.owners(root)
     others = [owner for owner in everything if not any(map(owner.matches, options.exclude))]
     biases = [owner for owner in others if owner.kind == "bias" and id(owner.module) in modules]
     norms = [owner for owner in others if owner.kind in _AFFINE and id(owner.parameter) not in parameters]
+    kept = parameters | {id(owner.parameter) for owner in trainable}
+    frozen_values = [owner for owner in everything if id(owner.parameter) not in kept] if options.existing else []
+    settled = options.existing or options.include is not None
     return _Plan(
         root=root,
         groups=list(chosen.values()),
         masks=masks,
-        weights=[mask.weight() for mask in masks],
+        weights=[None if mask.is_existing else mask.weight() for mask in masks],
         rankings=rankings,
         zeroed_biases=biases if options.biases == "zero" else [],
         frozen_norms=norms if options.norms != "keep" else [],
-        left_alone=[] if options.include is not None else maskable.left_over(everything, options.exclude, parameters),
+        frozen_values=frozen_values,
+        left_alone=[] if settled else maskable.left_over(everything, options.exclude, parameters),
     )
 
 
@@ -277,6 +338,9 @@ def _apply(plan: _Plan) -> None:
     surgery.cache_cuts_(plan.root, plan.rankings)
     freezing.freeze_biases_(plan.zeroed_biases)
     freezing.freeze_norms_(plan.frozen_norms)
+    freezing.freeze_values_(plan.frozen_values)
+    if any(mask.is_existing for mask in plan.masks):
+        existing.note_before_(plan.root, plan.frozen_values)
     if plan.left_alone:
         setattr(plan.root, _LEFT_ALONE, _shapes(plan.left_alone))
     scales = [owner for owner in plan.frozen_norms if owner.kind == "scale"]
@@ -336,6 +400,7 @@ def fold_(model: Model) -> Model:
     freezing.thaw_(root)
     if hasattr(root, _LEFT_ALONE):
         delattr(root, _LEFT_ALONE)
+    existing.forget_before_(root)
     return model
 
 

@@ -94,6 +94,7 @@ class MaskedParametrization(nn.Module):
         ranking: "Ranking[MaskedParametrization]",
         *,
         padding: int | None = None,
+        scores: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.settings = settings
@@ -108,14 +109,15 @@ class MaskedParametrization(nn.Module):
         self.iterations: Counts = {}
         """The counts of the steppers of this tensor."""
         self._copied_from: weakref.ref[MaskedParametrization] | None = None
-        scores = distributions.sample(
-            distributions.get_distribution(settings.score_distribution),
-            weight.numel(),
-            settings.fan_in,
-            self.key,
-            stream=philox.SCORE,
-            device=weight.device,
-        )
+        if scores is None:
+            scores = distributions.sample(
+                distributions.get_distribution(settings.score_distribution),
+                weight.numel(),
+                settings.fan_in,
+                self.key,
+                stream=philox.SCORE,
+                device=weight.device,
+            )
         self.score = nn.Parameter(scores.view(weight.shape))
         self.register_buffer("draw", torch.zeros(weight.shape, dtype=_DRAWS[0], device=weight.device))
         kept = kept_count(weight.numel(), settings.sparsity)
@@ -162,8 +164,13 @@ class MaskedParametrization(nn.Module):
         return self.settings.rank_by
 
     @property
+    def is_existing(self) -> bool:
+        """Whether the weights are those that the model had before it was pruned. They never change."""
+        return self.settings.weight_distribution == distributions.EXISTING
+
+    @property
     def distribution(self) -> distributions.Distribution:
-        """D_param."""
+        """D_param. Existing weights have none."""
         return distributions.get_distribution(self.settings.weight_distribution)
 
     @property

@@ -4,7 +4,7 @@ Two choices go beyond the paper (docs/explanation/beyond.md): which pruned weigh
 score of a redrawn weight.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
@@ -67,12 +67,18 @@ def randomize_(
         layer.parametrization.add_round(threshold)
 
 
-def _check_choices(layers: Iterable[MaskedLayer], candidates: str, redrawn_scores: str) -> tuple[bool, bool]:
+def _check_choices(layers: Sequence[MaskedLayer], candidates: str, redrawn_scores: str) -> tuple[bool, bool]:
     """Whether only negative scores are redrawn, and whether scores follow their weights."""
     if candidates not in CANDIDATES:
         raise ValueError(unknown("kind of candidates", candidates, CANDIDATES))
     if redrawn_scores not in REDRAWN_SCORES:
         raise ValueError(unknown("way of redrawn scores", redrawn_scores, REDRAWN_SCORES))
+    for layer in layers:
+        if layer.parametrization.is_existing:
+            raise ValueError(
+                f"{layer.name!r} holds existing weights, which are never redrawn; train the scores without "
+                "randomization, or prune_ with random weights"
+            )
     negative, follow = candidates == "negative", redrawn_scores == "follow"
     if (negative or follow) and any(layer.parametrization.settings.rank_by == "magnitude" for layer in layers):
         raise ValueError(
@@ -176,7 +182,7 @@ class IterativeRandomization(CountingStepper):
         self.model = model
         self.period = check_int("period", period, "a number of iterations, at least 1", low=1)
         self.rate = check_rate(rate)
-        layers = require_masked_layers(model).values()
+        layers = list(require_masked_layers(model).values())
         _check_choices(layers, candidates, redrawn_scores)
         self.candidates, self.redrawn_scores = candidates, redrawn_scores
         super().__init__(layer.parametrization for layer in layers)
@@ -212,17 +218,17 @@ def recommended_steppers(model: nn.Module, *, steps: int) -> list[Stepper]:
     """The steppers that go with ``prune_(..., preset="recommended")``; call ``step()`` of each once an iteration.
 
     Every 300 iterations pruned weights with negative scores are redrawn (all of signed constants, a tenth of other
-    distributions), and scores follow their weights. Where the whole network is ranked as one, the sparsity rises to its
-    final value over the first half of the ``steps``.
+    distributions), and scores follow their weights. Existing weights are not redrawn. Where the whole network is ranked
+    as one, the sparsity rises to its final value over the first half of the ``steps``.
     """
     check_int("steps", steps, "a number of iterations, at least 1", low=1)
     masks = [layer.parametrization for layer in require_masked_layers(model).values()]
     two_valued = all(mask.settings.weight_distribution == "signed_constant" for mask in masks)
-    steppers: list[Stepper] = [
-        IterativeRandomization(
-            model, period=300, rate=1.0 if two_valued else 0.1, candidates="negative", redrawn_scores="follow"
-        )
-    ]
+    steppers: list[Stepper] = []
+    if not any(mask.is_existing for mask in masks):
+        rate = 1.0 if two_valued else 0.1
+        options: dict[str, Any] = {"candidates": "negative", "redrawn_scores": "follow"}
+        steppers.append(IterativeRandomization(model, period=300, rate=rate, **options))
     if any(isinstance(mask.ranking, GlobalRanking) for mask in masks):
         steppers.append(SparsitySchedule(model, "cubic", steps=max(1, round(0.5 * steps))))
     return steppers

@@ -35,8 +35,9 @@ class UnmaskedParameter:
     name: str
     shape: tuple[int, ...]
     frozen: bool
-    """Whether ``prune_`` froze it: a bias, a norm or a layer scale. The others are left alone."""
+    """Whether ``prune_`` froze it: a bias, a norm or a layer scale, or anything beside existing weights."""
     layer_scale: bool
+    """Whether it is a layer scale, frozen at one."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ def summary(model: nn.Module) -> Summary:
 def _unmasked(root: nn.Module, layers: list[MaskedLayer]) -> list[UnmaskedParameter]:
     """The parameters of a model that are not masked. A tied one has its first name, and is frozen if any is."""
     masked = {id(parameter) for layer in layers for parameter in (layer.weight, layer.score)}
+    existing = any(layer.parametrization.is_existing for layer in layers)  # then nothing is frozen at one
     found: dict[int, UnmaskedParameter] = {}
     for path, module in root.named_modules():
         for attribute, parameter in module._parameters.items():
@@ -134,7 +136,8 @@ def _unmasked(root: nn.Module, layers: list[MaskedLayer]) -> list[UnmaskedParame
                 name = f"{path}.{attribute}" if path else attribute
                 first = found.get(id(parameter), UnmaskedParameter(name, tuple(parameter.shape), False, False))
                 if is_frozen(module, attribute):
-                    first = replace(first, frozen=True, layer_scale=is_layer_scale(path, module, attribute))
+                    scale = not existing and is_layer_scale(path, module, attribute)
+                    first = replace(first, frozen=True, layer_scale=scale)
                 found[id(parameter)] = first
     return list(found.values())
 
@@ -143,7 +146,8 @@ def _summarize(layer: MaskedLayer, mask: Tensor) -> LayerSummary:
     total, kept = mask.numel(), int(mask.sum())
     draws = layer.draw[mask]
     bits = entropy([kept, total - kept]) + entropy(torch.unique(draws, return_counts=True)[1].tolist())
-    support = layer.parametrization.distribution.support
+    existing = layer.parametrization.is_existing
+    support = None if existing else layer.parametrization.distribution.support
     if support is not None:
         bits = min(bits, entropy([kept, total - kept]) + kept * math.log2(len(support)))
     return LayerSummary(layer.name, tuple(mask.shape), total, kept, int((draws > 0).sum()), bits)

@@ -36,16 +36,17 @@ def check_classes(modules: Iterable[nn.Module]) -> None:
 
 
 @torch.no_grad()
-def attach(group: list[Owner], mask: MaskedParametrization, value: Tensor) -> None:
-    """Mask the parameter of these owners and set its weights to ``value``."""
+def attach(group: list[Owner], mask: MaskedParametrization, value: Tensor | None) -> None:
+    """Mask the parameter of these owners and set its weights to ``value``; None: they stay as they are."""
     first, *tied = group
     for owner in group:
         if not hasattr(owner.module, _ORDER):
             setattr(owner.module, _ORDER, tuple(owner.module._parameters))
     first.parameter.requires_grad_(False)
     first.parameter.grad = None
-    first.parameter.copy_(value)
-    # A buffer: what averages, regularizes or counts the parameters of a model must leave the random weights alone.
+    if value is not None:
+        first.parameter.copy_(value)
+    # A buffer: what averages, regularizes or counts the parameters of a model must leave these weights alone.
     delattr(first.module, first.attribute)
     first.module.register_buffer(first.attribute, first.parameter.detach())
     parametrize.register_parametrization(first.module, first.attribute, mask, unsafe=True)

@@ -52,7 +52,8 @@ class Search:
             return
         recommended = self.options.get("preset") == "recommended"
         if self._make_steppers is None and not recommended:
-            self.steppers = [IterativeRandomization(model)]
+            existing = any(layer.parametrization.is_existing for layer in masked_layers(model).values())
+            self.steppers = [] if existing else [IterativeRandomization(model)]
         else:
             steps = count_steps()
             if not 1 <= steps < math.inf:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from iterand.errors import TicketError, extra
+from iterand.parametrization import masked_layers
 from iterand.summarizing import summary
 from iterand.ticket import load_ticket, save_ticket
 
@@ -30,8 +31,8 @@ _CARD = """---
 
 # {{ name | default("A network of random weights", true) }}
 
-This network is a subnetwork of random weights, found by pruning with IteRand. `model.ticket` holds its mask and
-rebuilds it exactly.
+This network is a subnetwork of {{ origin | default("random weights", true) }}, found by pruning with IteRand.
+`model.ticket` holds its mask and rebuilds it exactly.
 
 {{ numbers }}
 
@@ -76,7 +77,7 @@ def from_pretrained(source: str | os.PathLike[str], model: Model, **download: An
 
     Args:
         source: A folder, or a repository such as ``"user/name"``.
-        model: A model of the same architecture, with any weights.
+        model: A model of the same architecture, with any weights; for a ticket on existing weights, with these.
         download: Arguments of ``huggingface_hub.hf_hub_download``, such as ``revision``.
     """
     load_ticket(_find_ticket(source, **download), model).eval()
@@ -145,5 +146,7 @@ def _card(model: Any, data: ModelCardData, metrics: Mapping[str, Any] | None, **
     lines = [f"- {found.kept:,} of {found.total:,} weights kept"]
     lines += [f"- {name}: {value}" for name, value in (metrics or {}).items()]
     class_name = type(model).__name__
+    existing = any(layer.parametrization.is_existing for layer in masked_layers(model).values())
+    fields = {"origin": "the weights of a model that you load first" if existing else "random weights", **fields}
     fields = {"name": class_name, "class_name": class_name, "numbers": "\n".join(lines), **fields}
     return ModelCard.from_template(data, template_str=_CARD, **fields)

@@ -28,7 +28,8 @@ class IteRand(Callback):
     Args:
         sparsity: p, the share of weights pruned, as in ``prune_``. Without it the module must be masked already.
         steppers: Called with the module and the number of optimizer steps; gives the steppers. The default is
-            ``IterativeRandomization(module)``, or ``recommended_steppers`` with ``preset="recommended"``.
+            ``IterativeRandomization(module)``, or ``recommended_steppers`` with ``preset="recommended"``; none for
+            existing weights.
         options: Further arguments of ``prune_``.
     """
 

@@ -21,7 +21,8 @@ class IteRandCallback(TrainerCallback):
     Args:
         sparsity: p, the share of weights pruned, as in ``prune_``. Without it the model must be masked already.
         steppers: Called with the model and the number of optimizer steps; gives the steppers. The default is
-            ``IterativeRandomization(model)``, or ``recommended_steppers`` with ``preset="recommended"``.
+            ``IterativeRandomization(model)``, or ``recommended_steppers`` with ``preset="recommended"``; none for
+            existing weights.
         options: Further arguments of ``prune_``.
     """
 

@@ -3,5 +3,6 @@
 from iterand.ticket.load import load_ticket
 from iterand.ticket.read import Ticket, read_ticket
 from iterand.ticket.save import save_ticket
+from iterand.ticket.tasks import MaskOverlap, TaskSet
 
-__all__ = ["Ticket", "load_ticket", "read_ticket", "save_ticket"]
+__all__ = ["MaskOverlap", "TaskSet", "Ticket", "load_ticket", "read_ticket", "save_ticket"]

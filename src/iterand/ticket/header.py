@@ -38,6 +38,15 @@ class FilledTensor(NamedTuple):
     """The little-endian bytes of one element."""
 
 
+class BaseTensor(NamedTuple):
+    """A tensor that the ticket does not hold, since it is that of the base."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+    """That of its elements; see ``existing.digest``."""
+
+
 @dataclass(frozen=True)
 class LayerHeader:
     """One masked tensor: its settings, and the symbol counts of its mask and of its kept weights."""
@@ -52,9 +61,12 @@ class LayerHeader:
     history: draws.History
     stored: str
     """How a kept weight is stored: as its ``level``, as the ``round`` it was drawn in, or as the ordinal of that round
-    among the rounds in which its coin came up, counted from the ``first`` or from the ``latest``."""
+    among the rounds in which its coin came up, counted from the ``first`` or from the ``latest``. ``base``: not at
+    all, since it is that of the base."""
     counts: tuple[tuple[int, int], ...]
-    """Pairs (value, number of kept weights), values ascending. A value is a level, a round or an ordinal."""
+    """Pairs (value, number of kept weights), values ascending. A value is a level, a round, an ordinal, or 0."""
+    digest: str = ""
+    """That of the base's weights, pruned ones included; see ``existing.digest``."""
 
     @cached_property
     def size(self) -> int:
@@ -107,9 +119,17 @@ class Header:
     """Number of bytes of each byte plane of ``tensors``."""
     filled: dict[str, FilledTensor] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
-    """Tied tensors: other name → the name in ``layers``, ``tensors`` or ``filled``."""
+    """Tied tensors: other name → the name in ``layers``, ``tensors``, ``filled`` or ``base_tensors``."""
+    base: str | None = None
+    """The name of the base, if there is one: the model whose weights are masked."""
+    base_tensors: dict[str, BaseTensor] = field(default_factory=dict)
+    """The tensors of the base that are neither masked nor changed."""
     recipe: dict[str, Any] | None = None
     metrics: dict[str, Any] | None = None
+
+    def is_of_base(self, name: str) -> bool:
+        """Whether a tensor is one of the base's, so that no memory is needed for it."""
+        return self.aliases.get(name, name) in self.base_tensors
 
     def support(self, distribution: str) -> Sequence[int]:
         """The levels of a distribution with a small support, ascending. Empty for others."""
@@ -120,6 +140,7 @@ class Header:
         shapes = {layer.name: (layer.dtype, layer.shape) for layer in self.layers}
         shapes |= {name: (tensor.dtype, tensor.shape) for name, tensor in self.filled.items()}
         shapes |= {name: (tensor.dtype, tensor.shape) for name, tensor in self.tensors.items()}
+        shapes |= {name: (tensor.dtype, tensor.shape) for name, tensor in self.base_tensors.items()}
         return shapes | {name: shapes[described] for name, described in self.aliases.items()}
 
 
@@ -129,10 +150,12 @@ def to_json(header: Header) -> dict[str, Any]:
         "layers": [_layer_to_row(layer, header.levels) for layer in header.layers],
         "filled": [{"name": name, **tensor._asdict()} for name, tensor in header.filled.items()],
         "tensors": [{"name": name, **tensor._asdict()} for name, tensor in header.tensors.items()],
+        "base_tensors": [{"name": name, **tensor._asdict()} for name, tensor in header.base_tensors.items()],
     }
     parts = {
         "iterand": header.package,
         **{key: schema.to_columns(table, schema.TABLES[key]) if table else {} for key, table in rows.items()},
+        "base": header.base,
         "planes": list(header.planes),
         "weights_sha256": header.weights_sha256,
         "aliases": header.aliases,
@@ -154,12 +177,18 @@ def from_json(loaded: Mapping[str, Any], size: int) -> Header:
         limit = _COUNTS_ALLOWANCE + _COUNTS_PER_BYTE * size
         raise TicketError(f"its layers have {counts} counts in {size} bytes; the limit is {limit}")
     names = [row["name"] for table in rows.values() for row in table]
+    names_of_base = [row["name"] for row in rows["base_tensors"]]
     for name, times in Counter([*names, *top["aliases"]]).items():
         if times > 1:
             raise TicketError(f"it describes {name!r} {times} times")
     for name, target in top["aliases"].items():
         if target not in names:
             raise TicketError(f"it says that {name!r} is tied to {target!r}, which it does not hold")
+    on_base = [row["name"] for row in rows["layers"] if row["stored"] == "base"] + names_of_base
+    if on_base and top["base"] is None:
+        raise TicketError(f"it says that {on_base[0][:100]!r} is that of a base, and names none")
+    if not on_base and top["base"] is not None:
+        raise TicketError(f"it names a base, {top['base'][:100]!r}, and holds all tensors itself")
     levels = {name: tuple(each) for name, each in top["levels"].items()}
     for name in levels.keys() & distributions.BUILT_IN:
         raise TicketError(f"it has its own levels for {name!r}, whose levels are known")
@@ -172,6 +201,8 @@ def from_json(loaded: Mapping[str, Any], size: int) -> Header:
         planes=tuple(top["planes"]),
         filled={row.pop("name"): _filled_from_row(row) for row in rows["filled"]},
         aliases=top["aliases"],
+        base=top["base"],
+        base_tensors={row.pop("name"): BaseTensor(**row) for row in rows["base_tensors"]},
         recipe=top["recipe"],
         metrics=top["metrics"],
     )
@@ -189,6 +220,7 @@ def _layer_to_row(layer: LayerHeader, levels: Mapping[str, tuple[int, ...]]) -> 
         "history": layer.history,
         "stored": layer.stored,
         "counts": _with_gaps(layer.counts, _values(layer.stored, settings["weight_distribution"], levels)),
+        "digest": layer.digest,
     }
 
 
@@ -199,6 +231,8 @@ def _layer_from_row(row: Row, levels: Mapping[str, tuple[int, ...]]) -> LayerHea
         raise TicketError(f"{where} has distribution {distribution!r}, which is not the package's, and no unit")
     if default not in (None, row["unit"]):
         raise TicketError(f"{where} has its own unit of {distribution!r}, whose unit is known")
+    if len({row["stored"] == "base", distribution == distributions.EXISTING, bool(row["digest"])}) > 1:
+        raise TicketError(f"{where} must have stored 'base', distribution 'existing' and a digest, or none of these")
     values = _values(row["stored"], distribution, levels)
     layer = LayerHeader(
         name=row["name"],
@@ -209,6 +243,7 @@ def _layer_from_row(row: Row, levels: Mapping[str, tuple[int, ...]]) -> LayerHea
         history=row["history"],
         stored=row["stored"],
         counts=tuple(_without_gaps(where, row["counts"], values)),
+        digest=row["digest"],
     )
     if layer.kept > layer.size:
         raise TicketError(f"{where} keeps {layer.kept} of {layer.size} weights")
@@ -222,7 +257,9 @@ def _layer_from_row(row: Row, levels: Mapping[str, tuple[int, ...]]) -> LayerHea
 
 
 def _values(stored: str, distribution: str, levels: Mapping[str, tuple[int, ...]]) -> Sequence[int]:
-    """The values that are counted, ascending: the levels of the distribution, or all rounds and ordinals."""
+    """The values that are counted, ascending: the levels of the distribution, all rounds and ordinals, or 0."""
+    if stored == "base":
+        return range(1)
     return _support(distribution, levels) if stored == "level" else range(draws.MAX_ROUNDS + 1)
 
 

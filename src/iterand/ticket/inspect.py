@@ -62,7 +62,8 @@ def unmasked(ticket: Ticket) -> tuple[dict[str, tuple[int, ...]], float]:
     stored = {name: shape for name, shape in real.items() if name.rpartition(".")[2] not in _STATISTICS}
     constant = [one.shape for one in header.filled.values() if one.dtype in _REAL]
     masked = sum(layer.size for layer in header.layers if len(layer.shape) > 1)
-    others = sum(math.prod(shape) for shape in [*stored.values(), *constant] if len(shape) > 1)
+    of_base = [one.shape for one in header.base_tensors.values() if one.dtype in _REAL]
+    others = sum(math.prod(shape) for shape in [*stored.values(), *constant, *of_base] if len(shape) > 1)
     return stored, masked / max(masked + others, 1)
 
 

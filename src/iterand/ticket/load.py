@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from iterand import distributions, selection
+from iterand import distributions, existing, selection
 from iterand.checks import shown
 from iterand.errors import TicketError
 from iterand.parametrization import (
@@ -45,9 +45,10 @@ def load_ticket(path: str | os.PathLike[str], model: nn.Module | None = None) ->
 
     Args:
         path: A file that ``save_ticket`` wrote.
-        model: A module as it was before ``prune_``. Its tensors are overwritten, and it is returned. Without a model,
-            the network is built from the recipe in the ticket and returned in ``eval()`` mode. A file never runs code:
-            a network that was made by a function of the user's needs a model.
+        model: A module as it was before ``prune_``. Its tensors are overwritten, and it is returned. A ticket on
+            existing weights refuses a model that has others. Without a model, the network is built from the recipe in
+            the ticket and returned in ``eval()`` mode. A file never runs code: a network that was made by a function of
+            the user's needs a model.
     """
     ticket = read_ticket(path)
     try:
@@ -67,13 +68,14 @@ def load(ticket: Ticket, model: nn.Module | None = None) -> nn.Module:
     root = unwrap(model)
     if masked_layers(root):
         raise ValueError("the model is masked; load_ticket fills ordinary ones (to resume a search: Ticket.resume_)")
-    _check_fits(ticket, root)
-    on_meta = any(tensor.is_meta for tensor in root.state_dict().values() if isinstance(tensor, Tensor))
-    root.load_state_dict(ticket.state_dict(), assign=on_meta)
+    check_fits(ticket, root)
+    state = {name: value for name, value in root.state_dict().items() if isinstance(value, Tensor)}
+    on_meta = any(tensor.is_meta for tensor in state.values())
+    root.load_state_dict(ticket.state_dict(None if ticket.base is None else state), assign=on_meta)
     return model
 
 
-def _check_fits(ticket: Ticket, model: nn.Module) -> None:
+def check_fits(ticket: Ticket, model: nn.Module) -> None:
     """Refuse a model whose tensors differ from the ticket's in name, shape or dtype."""
     expected = ticket.shapes()
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
@@ -98,6 +100,8 @@ def _build_network(ticket: Ticket) -> nn.Module:
     from iterand.lab.networks import network_outline  # imported late: needed only without a model
     from iterand.lab.networks.external import build_timm_of_ticket, is_external, names_code
 
+    if ticket.base is not None:
+        ticket.check_base(None)
     options = (ticket.recipe or {}).get("network")
     if not isinstance(options, dict) or not isinstance(options.get("name"), str):
         raise TicketError("it has no recipe of a network inside; give load_ticket the model")
@@ -110,7 +114,7 @@ def _build_network(ticket: Ticket) -> nn.Module:
     try:
         if is_external(name):
             with torch.device("meta"):
-                _check_fits(ticket, build_timm_of_ticket(options))  # before memory is taken
+                check_fits(ticket, build_timm_of_ticket(options))  # before memory is taken
             return build_timm_of_ticket(options)
         network = network_outline(**cast(Any, options))
     except TicketError:
@@ -118,7 +122,7 @@ def _build_network(ticket: Ticket) -> nn.Module:
     except Exception as error:
         reason = str(error).partition("\n")[0]
         raise TicketError(f"the network of its recipe cannot be built: {reason}") from None
-    _check_fits(ticket, network)
+    check_fits(ticket, network)
     return network
 
 
@@ -145,7 +149,8 @@ def resume_(model: nn.Module, layers: Mapping[str, TicketLayer], state: Mapping[
         draw[kept_indices(mask)] = draws[name]
         parametrization.hold_draws_up_to(int(draw.max()))
         parametrization.draw.copy_(draw.view(mask.shape))
-        layer.weight.copy_(parametrization.weight())
+        if not parametrization.is_existing:
+            layer.weight.copy_(parametrization.weight())
     for group in _ranked_together(masked):
         _rank_kept_first_([(masked[name].parametrization, masks[name]) for name in group])
     for name, tensor in root.state_dict().items():
@@ -167,6 +172,10 @@ def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, Tick
                 f"{name!r} has sparsity {header.settings.sparsity:g} in it and {settings.sparsity:g} in the model; "
                 "prune_ it with the same or a higher one"
             )
+        if header.digest and settings.weight_distribution == distributions.EXISTING:
+            if existing.digest(layer.weight) != header.digest:
+                raise TicketError(f"the weights of {name!r} are not those that it masks; load the weights of its base")
+            continue
         for field in _DRAWN_UNDER:
             ours, theirs = getattr(settings, field), getattr(header.settings, field)
             if ours != theirs:

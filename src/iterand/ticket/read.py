@@ -3,7 +3,7 @@
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from iterand import distributions, memory, philox
+from iterand import distributions, existing, memory, philox
 from iterand.errors import TicketError
 from iterand.ticket import codec, draws, format, load
 from iterand.ticket.header import Header, LayerHeader, from_json
@@ -46,6 +46,11 @@ class Ticket:
         return self.header.recipe
 
     @property
+    def base(self) -> str | None:
+        """The name of the base, if it is a ticket on existing weights: it holds masks, and not these weights."""
+        return self.header.base
+
+    @property
     def metrics(self) -> dict[str, Any] | None:
         """Results such as the accuracy, as given to ``save_ticket``."""
         return self.header.metrics
@@ -54,25 +59,73 @@ class Ticket:
         """dtype and shape of every tensor of the unmasked model."""
         return {name: (format.DTYPES[dtype], shape) for name, (dtype, shape) in self.header.shapes().items()}
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The state dict of the unmasked model. Tied tensors are one tensor under several names."""
+    def state_dict(self, base: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """The state dict of the unmasked model. Tied tensors are one tensor under several names.
+
+        A ticket on existing weights needs ``base``, a state dict with these weights.
+        """
+        if self.base is not None:
+            self.check_base(base)
         needed = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.shapes().values())
         memory.require(needed, "the network of this ticket", "free some, or use a machine with more")
         state: dict[str, Tensor] = {}
         digest = hashlib.sha256()
         for name, layer in self.layers.items():
-            state[name] = layer.weight(digest)
+            state[name] = layer.weight(digest, None if base is None else base.get(name))
+        self._check_weights(digest)
+        state |= self.other_tensors()
+        if base is not None:
+            state |= {name: base[name] for name in self.header.base_tensors}
+        return state | {name: state[described] for name, described in self.header.aliases.items()}
+
+    def decode_layers(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The masks of the layers whose weights are those of the base, and the masked weights of the other layers."""
+        masks: dict[str, Tensor] = {}
+        weights: dict[str, Tensor] = {}
+        digest = hashlib.sha256()
+        for name, layer in self.layers.items():
+            if layer.header.stored == "base":
+                masks[name] = layer.mask
+                draws.update(digest, *layer.symbols, torch.empty(0))
+            else:
+                weights[name] = layer.weight(digest)
+        self._check_weights(digest)
+        return masks, weights
+
+    def _check_weights(self, digest: "hashlib._Hash") -> None:
+        """Refuse masks and weights that are not the ones that were saved."""
         if self.header.weights_sha256 != digest.hexdigest():
             names = {layer.settings.weight_distribution for layer in self.header.layers}
             raise TicketError(
                 "the weights it gives here are not the ones that were saved; are the distributions "
                 f"{', '.join(map(repr, sorted(names)))} the same as there?"
             )
-        state |= self.other_tensors()
-        return state | {name: state[described] for name, described in self.header.aliases.items()}
+
+    def check_base(self, base: Mapping[str, Tensor] | None, digest: Callable[[str], str] | None = None) -> None:
+        """Refuse a state dict that does not have the weights of the base; ``digest`` gives the digest of a tensor."""
+        if base is None:
+            raise TicketError(
+                f"it is a mask on the weights of {self.base!r}, which it does not hold; load it into a model that has "
+                "them"
+            )
+        expected = {layer.name: layer.digest for layer in self.header.layers if layer.stored == "base"}
+        expected |= {name: tensor.digest for name, tensor in self.header.base_tensors.items()}
+        for name in expected:
+            if name not in base:
+                raise TicketError(f"the base has no tensor {name!r}; is it a ticket on another model?")
+            if base[name].is_meta:
+                raise TicketError(f"{name!r} of the base is on the meta device, without weights; load them first")
+        find = digest or (lambda name: existing.digest(base[name]))
+        others = [name for name, wanted in expected.items() if find(name) != wanted]
+        if others:
+            more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+            raise TicketError(
+                f"{others[0]!r}{more} of the model differs from the base {self.base!r} that it was saved on; load "
+                "these weights first, or switch between tickets with TaskSet"
+            )
 
     def other_tensors(self) -> dict[str, Tensor]:
-        """The tensors that are not masked, in the dtype of the model."""
+        """The tensors that are stored and not masked, in the dtype of the model."""
         header = self.header
         tensors = {name: tensor.to(format.DTYPES[header.tensors[name].dtype]) for name, tensor in self.stored.items()}
         return tensors | {name: format.full(*filled) for name, filled in header.filled.items()}
@@ -153,20 +206,33 @@ class TicketLayer:
         """The kept weights in index order, float32."""
         if self.header.stored == "level":
             return self._lookup(self._level_weights())
+        if self.header.stored == "base":
+            raise TicketError(f"layer {self.header.name!r} is a mask on weights of a base, which it does not hold")
         mask = self.mask if mask is None else mask
         draw = cast(Tensor, self.draws(mask))
         return draws.weights_at(self.header.settings, self._distribution(), draws.kept_indices(mask), draw)
 
-    def weight(self, digest: "hashlib._Hash | None" = None) -> Tensor:
-        """θ ⊙ m in the dtype of the model. Adds the symbols and the weights to ``digest``."""
+    def weight(self, digest: "hashlib._Hash | None" = None, base: Tensor | None = None) -> Tensor:
+        """θ ⊙ m in the dtype of the model. Adds the symbols and the weights to ``digest``.
+
+        ``base`` are the weights θ, if the ticket does not hold them.
+        """
         mask = self.mask
+        if self.header.stored == "base" and base is not None:
+            if digest is not None:
+                draws.update(digest, *self.symbols, torch.empty(0))
+            return torch.where(mask, base.detach().to("cpu"), 0.0)
         values = self.values(mask)
         if digest is not None:
-            mask_symbols, value_symbols = self.stream.symbols[2 * self.number : 2 * self.number + 2]
             weights = torch.from_numpy(self._level_weights()) if self.header.stored == "level" else values
-            draws.update(digest, mask_symbols, value_symbols, weights)
+            draws.update(digest, *self.symbols, weights)
         dense = torch.zeros(self.header.size).index_copy_(0, draws.kept_indices(mask), values)
         return dense.view(self.header.shape).to(format.DTYPES[self.header.dtype])
+
+    @property
+    def symbols(self) -> tuple[codec.Symbols, codec.Symbols]:
+        """The coded symbols of mask and kept weights."""
+        return self.stream.symbols[2 * self.number], self.stream.symbols[2 * self.number + 1]
 
     @property
     def _key(self) -> philox.Key:
@@ -233,7 +299,7 @@ def parse(data: bytes) -> Ticket:
 
 def _check_limits(header: Header, size: int) -> None:
     """Refuse a file that would take far more memory or time than its size suggests."""
-    elements = sum(math.prod(shape) for _, shape in header.shapes().values())
+    elements = sum(math.prod(shape) for name, (_, shape) in header.shapes().items() if not header.is_of_base(name))
     allowed = _ELEMENTS_ALLOWANCE + _ELEMENTS_PER_BYTE * size
     if elements > allowed:
         raise TicketError(f"it describes {elements} elements in {size} bytes; the limit is {allowed}")

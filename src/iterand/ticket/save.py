@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from iterand import __version__, distributions, freezing
+from iterand import __version__, distributions, existing, freezing
 from iterand.checks import is_text
 from iterand.errors import UnmaskedWarning
 from iterand.files import atomic_write
@@ -30,7 +30,7 @@ from iterand.parametrization import MaskedLayer, MaskedParametrization, calculat
 from iterand.summarizing import entropy
 from iterand.ticket import codec, draws, format
 from iterand.ticket.draws import History
-from iterand.ticket.header import FilledTensor, Header, LayerHeader, StoredTensor, to_json
+from iterand.ticket.header import BaseTensor, FilledTensor, Header, LayerHeader, StoredTensor, to_json
 from iterand.ticket.read import parse
 
 
@@ -40,12 +40,14 @@ def save_ticket(
     *,
     recipe: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
+    base: str | None = None,
     half: bool = False,
 ) -> None:
     """Save a masked model as a ticket: one file of about one bit per weight.
 
     Parameters without a mask are stored in full. An ``UnmaskedWarning`` names those that ``prune_`` left
-    alone unasked.
+    alone unasked. Of a model with existing weights, a ticket holds masks, digests of the weights, and the tensors that
+    have changed, such as a trained head.
 
     Args:
         model: A model that ``prune_`` masked; wrapped, compiled, on any device.
@@ -53,12 +55,14 @@ def save_ticket(
         recipe: How the model was made, JSON-serializable. With ``recipe["network"]``, the name and the options of a
             network of ``iterand.lab.networks``, ``load_ticket`` needs no model.
         metrics: Results such as the accuracy, JSON-serializable.
+        base: With existing weights, what to call them in messages, such as the name on the Hugging Face Hub (the
+            default is the class of the model).
         half: Store the other tensors, such as batch-norm statistics, in float16: smaller, but not bit-equal.
     """
     folder = Path(path).parent
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder that exists; create it, or give another path")
-    atomic_write(path, ticket_bytes(model, recipe=recipe, metrics=metrics, half=half))
+    atomic_write(path, ticket_bytes(model, recipe=recipe, metrics=metrics, base=base, half=half))
     if unmasked := left_alone(model):
         what = f"{Path(path).name} stores {list_tensors(unmasked)} in full, since they are neither masked nor frozen"
         warnings.warn(f"{what}; prune_ with include='*', or name them in exclude=", UnmaskedWarning, stacklevel=2)
@@ -70,20 +74,28 @@ def ticket_bytes(
     *,
     recipe: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
+    base: str | None = None,
     half: bool = False,
 ) -> bytes:
     """The bytes of a ticket."""
     content = _split_state(model)
+    base = _check_base(base, content, type(unwrap(model)).__name__)
     encoded = encode_layers(content.layers)
     filled: dict[str, FilledTensor] = {}
     described: dict[str, StoredTensor] = {}
     stored: list[Tensor] = []
+    base_tensors = {
+        name: BaseTensor(format.DTYPE_NAMES[content.tensors[name].dtype], tuple(content.tensors[name].shape), digest)
+        for name, digest in content.unchanged.items()
+    }
     # Similar tensors compress better next to each other: all means, then all variances.
     for name, value in sorted(
         content.tensors.items(), key=lambda item: (str(item[1].dtype), item[0].rpartition(".")[2])
     ):
         if value.dtype not in format.DTYPE_NAMES:
             raise ValueError(f"{name!r} is {value.dtype}, which a ticket cannot hold; convert it before saving")
+        if name in base_tensors:
+            continue
         dtype, shape = format.DTYPE_NAMES[value.dtype], tuple(value.shape)
         same = _single_element(value)
         if same is not None:
@@ -101,6 +113,8 @@ def ticket_bytes(
         planes=tuple(planes),
         filled=filled,
         aliases=content.aliases,
+        base=base,
+        base_tensors=base_tensors,
         recipe=_to_plain_json(recipe, "recipe"),
         metrics=_to_plain_json(metrics, "metrics"),
     )
@@ -109,9 +123,22 @@ def ticket_bytes(
     return packed
 
 
+def _check_base(base: str | None, content: "_Content", default: str) -> str | None:
+    """The name of the base, if the model has one."""
+    if not any(layer.parametrization.is_existing for layer in content.layers.values()):
+        if base is not None:
+            raise ValueError(f"base is {base!r}, but no weight of the model is an existing one; leave it out")
+        return None
+    name = default if base is None else base
+    if not isinstance(name, str) or not 0 < len(name) <= 4096 or not is_text(name):
+        raise ValueError(f"base is {base!r}; it must be a name of at most 4096 characters")
+    return name
+
+
 def _custom_levels(layers: Mapping[str, MaskedLayer]) -> dict[str, tuple[int, ...]]:
     """The levels of custom distributions that have a small support."""
-    used = {layer.parametrization.distribution for layer in layers.values()}
+    states = [layer.parametrization for layer in layers.values()]
+    used = {state.distribution for state in states if not state.is_existing}
     return {
         custom.name: tuple(sorted(custom.support))
         for custom in used
@@ -169,6 +196,8 @@ class _Content:
     tensors: dict[str, Tensor]
     aliases: dict[str, str]
     """Tied tensors: other name → the name in ``layers`` or ``tensors``."""
+    unchanged: dict[str, str]
+    """Beside existing weights: the names in ``tensors`` of what has not changed either, with their digests."""
 
 
 def _split_state(model: nn.Module) -> _Content:
@@ -214,7 +243,9 @@ def _split_state(model: nn.Module) -> _Content:
             tensors[name] = value.detach().to("cpu", copy=True).contiguous()  # views of one storage become copies
         else:
             aliases[name] = described
-    return _Content(layers, tensors, aliases)
+    beside = any(layer.parametrization.is_existing for layer in layers.values())
+    same = existing.unchanged(root, tensors) if beside else {}
+    return _Content(layers, tensors, aliases, {name: same[name] for name in tensors if name in same})
 
 
 def _removed_affine(module: nn.Module) -> dict[str, Tensor]:
@@ -302,10 +333,11 @@ def _header(layer: MaskedLayer, mask: Tensor, kept: _KeptWeights) -> LayerHeader
         shape=tuple(mask.shape),
         dtype=format.DTYPE_NAMES[layer.weight.dtype],
         settings=state.settings,
-        unit=state.distribution.unit32(state.settings.fan_in),
+        unit=0.0 if state.is_existing else state.distribution.unit32(state.settings.fan_in),
         history=History(tuple(state.history)),
         stored=kept.stored,
         counts=tuple(kept.counts.items()),
+        digest=existing.digest(layer.weight) if state.is_existing else "",
     )
 
 
@@ -314,6 +346,9 @@ def _stored_symbols(
 ) -> _KeptWeights:
     """The smallest encoding of the kept weights. Checks that it reproduces them bit for bit."""
     state = layer.parametrization
+    if state.is_existing:
+        symbols: codec.Symbols = np.zeros(len(index), dtype=np.uint8)
+        return _KeptWeights("base", symbols, {0: len(index)} if len(index) else {}, torch.empty(0))
     weight = _take(_bits(layer.weight.detach()), index)
     best = _encode_levels(state, weight, layer.weight.dtype)
     if best is None or (affordable and min(_expected_bits(state, draw).values()) < best.bits):

@@ -149,8 +149,10 @@ def _default_fan_in(row: Row) -> int:
 
 
 def default_unit(row: Row) -> float | None:
-    """The unit of a layer if its distribution is built in, else None."""
+    """The unit of a layer if its distribution is built in, else None. Existing weights have no levels, so no unit."""
     name = row["weight_distribution"]
+    if name == distributions.EXISTING:
+        return 0.0
     return distributions.get_distribution(name).unit32(row["fan_in"]) if name in distributions.BUILT_IN else None
 
 
@@ -188,8 +190,9 @@ TABLES = {
             lambda runs: draws.History(tuple(map(tuple, runs))),
             lambda history: list(map(list, history.runs)),
         ),
-        "stored": Column(_one_of("level", "round", "first", "latest"), "level, round, first or latest"),
+        "stored": Column(_one_of("level", "round", "first", "latest", "base"), "level, round, first, latest or base"),
         "counts": Column(_counts, "a list of counts and gaps"),
+        "digest": Column(_hexadecimal(0, 16), "32 hexadecimal digits, or none", lambda row: ""),
     },
     "filled": {
         "name": _NAME,
@@ -209,12 +212,20 @@ TABLES = {
         "dtype": _DTYPE,
         "saved_as": Column(_dtype, "a type of tensors", lambda row: row["dtype"]),
     },
+    "base_tensors": {
+        "name": _NAME,
+        "shape": _SHAPE,
+        "dtype": _DTYPE,
+        "digest": Column(_hexadecimal(16), "32 hexadecimal digits"),
+    },
 }
 TOP = {
     "iterand": Column(_text, "a version"),
     "layers": Column(_object, "a table"),
     "filled": Column(_object, "a table", lambda found: {}),
     "tensors": Column(_object, "a table", lambda found: {}),
+    "base": Column(_text, "a name of at most 4096 characters", lambda found: None),
+    "base_tensors": Column(_object, "a table", lambda found: {}),
     "planes": Column(_list_of(_integer(0), 1 << 16), "a list of sizes", lambda found: []),
     "weights_sha256": Column(_hexadecimal(32), "64 hexadecimal digits"),
     "aliases": Column(_map_of(_text), "an object of names", lambda found: {}),
