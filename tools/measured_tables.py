@@ -2,6 +2,7 @@
 
 import json
 import re
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 
 from iterand.lab.benchmarks import table
 from iterand.lab.networks import network_outline
-from iterand.lab.report.formatting import machine
+from iterand.lab.report.formatting import machine, size
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "results" / "records" / "benchmarks"
@@ -38,7 +39,8 @@ def read_text(name: str) -> str:
 def conditions(record: Mapping[str, Any], what: str) -> Lines:
     """The caption of a table of a benchmark."""
     environment = record["environment"]
-    versions = f"torch {environment['torch']}, Triton {environment['triton']}"
+    triton = f", Triton {environment['triton']}" if "triton" in environment else ""
+    versions = f"torch {environment['torch']}{triton}"
     commit = f", commit {environment['commit'][:7]}" if environment.get("commit") else ""
     return [f"*{what}; {machine(environment)}, {versions}{commit}; `{environment['command']}`.*", ""]
 
@@ -133,27 +135,70 @@ def engine_loop() -> Lines:
     return [*conditions(read_json(names[1]), what), *markdown(head, rows)]
 
 
+INFERENCE_TITLES = {
+    "best-resnet20-87c5297945.ticket": "ResNet20, p = 0.9", "best-resnet20-56686411e5.ticket": "ResNet20, p = 0.95",
+    "best-resnet20-e21621f5ed.ticket": "ResNet20, p = 0.99", "best-vgg11-149020f69d.ticket": "VGG11, p = 0.95",
+    "best-vgg11-f5591dd60a.ticket": "VGG11, p = 0.99",
+}  # fmt: skip
+
+
 def inference() -> Lines:
     """Tickets as machine code beside onnxruntime and torch."""
     found = _rows("inference-cpu.json", "inference", "network", "batch", "threads", "runtime")
-    titles = {
-        "best-resnet20-87c5297945.ticket": "ResNet20, p = 0.9", "best-resnet20-56686411e5.ticket": "ResNet20, p = 0.95",
-        "best-resnet20-e21621f5ed.ticket": "ResNet20, p = 0.99", "best-vgg11-149020f69d.ticket": "VGG11, p = 0.95",
-        "best-vgg11-f5591dd60a.ticket": "VGG11, p = 0.99",
-    }  # fmt: skip
+    runtimes = ("iterand", "iterand-int8", "onnxruntime", "onnxruntime-int8", "torch")
     rows = []
-    for name, title in titles.items():
+    for name, title in INFERENCE_TITLES.items():
         own = found[name, 1, 1, "iterand"]
-        runtimes = ("iterand", "onnxruntime", "torch")
         times = [found[name, 1, 1, runtime]["milliseconds"]["median"] for runtime in runtimes]
-        rows.append([
-            title, f"{own['kept'] / 1e6:.1f} of {own['operations'] / 1e6:.0f}", *(f"{time:.3f}" for time in times),
-            f"{own['speedup']['median']:.1f}", f"{found[name, 32, 1, 'iterand']['speedup']['median']:.1f}",
-        ])  # fmt: skip
-    what = "Milliseconds of one image on one core, float32, trained tickets, median of 15 rounds in which all take "
-    what += "turns; onnxruntime and torch run the dense network; speedup over onnxruntime, with one image and with 32"
-    head = ["", "million additions", "compile_ticket", "onnxruntime", "torch", "speedup", "speedup, 32"]
+        ratios = [found[name, batch, 1, one]["speedup"]["median"] for one in runtimes[:2] for batch in (1, 32)]
+        additions = f"{own['kept'] / 1e6:.1f} of {own['operations'] / 1e6:.0f}"
+        rows.append([title, additions, *(f"{time:.3f}" for time in times), *(f"{ratio:.1f}" for ratio in ratios)])
+    what = "Milliseconds of one image on one core, trained tickets, median of 15 rounds in which all take turns; "
+    what += (
+        "onnxruntime and torch run the dense network; speedup over onnxruntime (float32), with one image and with 32"
+    )
+    head = ["", "million additions", "float32", "int8", "onnxruntime", "onnxruntime, int8", "torch"]
+    head += ["speedup, float32", "speedup, float32, 32", "speedup, int8", "speedup, int8, 32"]
     return [*conditions(read_json("inference-cpu.json"), what), *markdown(head, rows)]
+
+
+def inference_accuracy() -> Lines:
+    """All test images through machine code."""
+    record = read_json("inference-accuracy.json")
+    rows = [
+        [
+            INFERENCE_TITLES[row["ticket"]], *(f"{row[name]:.2f}" for name in ("torch", "float32", "int8")),
+            str(row["float32_other_classes"]), f"{row['float32_difference']:.0e}", str(row["int8_other_classes"]),
+        ]
+        for row in record["rows"]
+    ]  # fmt: skip
+    what = f"Test accuracy in % on all {record['rows'][0]['images']:,} test images of CIFAR-10; how many get another "
+    what += "class than from torch, and the largest difference of an output, relative to the largest output; int8 with "
+    what += f"the ranges of {record['sample']} validation images"
+    head = ["", "torch", "float32", "int8", "other class, float32", "difference, float32", "other class, int8"]
+    return [*conditions(record, what), *markdown(head, rows)]
+
+
+def microcontroller() -> Lines:
+    """Flash, memory and instructions of exported tickets."""
+    record = read_json("microcontroller.json")
+    accuracies = {row["ticket"]: row for row in read_json("inference-accuracy.json")["rows"]}
+    rows = [
+        [
+            INFERENCE_TITLES[row["ticket"]], row["activations"], row["weights"], f"`{row['optimize']}`",
+            f"{accuracies[row['ticket']][row['activations']]:.2f}", f"{row['flash']:,}", f"{row['memory']:,}",
+            f"{row['instructions'] / 1e6:.1f}",
+        ]
+        for row in record["rows"]
+    ]  # fmt: skip
+    tools = "; ".join(record["environment"][name] for name in ("arm-none-eabi-gcc", "qemu-system-arm"))
+    caption = (
+        "*Whole linked programs for a Cortex-M4: bytes of flash (code and data), bytes of memory (variables, with an "
+    )
+    caption += "input in float32, and stack), million instructions of one image; accuracy in % on the test images of "
+    caption += f"CIFAR-10, computed by the same C on a computer; {tools}; `{record['environment']['command']}`.*"
+    head = ["", "activations", "weights", "compiled with", "accuracy", "flash", "memory", "million instructions"]
+    return [caption, "", *markdown(head, rows)]
 
 
 def engine_cut() -> Lines:
@@ -473,11 +518,75 @@ def network_weights() -> Lines:
     return [text, "", *markdown(["network", "convolutions", "linear", "both"], rows)]
 
 
+def fine_tuning_runs(benchmark: str) -> dict[str, list[Mapping[str, Any]]]:
+    """The records of ``fine_tuning.py`` or ``fine_tuning_images.py`` by method, the smallest files first.
+
+    Of the learning rates that were tried, the one with the best validation accuracy at seed 0.
+    """
+    paths = sorted(BENCHMARKS.glob("*.json"))
+    found = [record for record in (json.loads(path.read_text(encoding="utf-8")) for path in paths)
+             if record.get("benchmark") == benchmark]  # fmt: skip
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for record in sorted(found, key=lambda record: record["bytes"]):
+        settings = record["settings"]
+        method = settings["method"]
+        label = {
+            "probe": "only a linear head", "full": "all weights", "bitfit": "biases (BitFit)", "norms": "norms",
+            "lora": f"LoRA, rank {settings['rank']}", "mask": f"mask, p = {settings['sparsity']:g}",
+        }[method]  # fmt: skip
+        groups.setdefault(label, []).append(record)
+    for label, records in groups.items():
+        tried = [record for record in records if record["settings"]["seed"] == 0]
+        best = max(tried, key=lambda record: record["validation_accuracy"])["settings"]["lr"]
+        groups[label] = [record for record in records if record["settings"]["lr"] == best]
+    return groups
+
+
+def _fine_tuning(benchmark: str, what: str) -> Lines:
+    groups = fine_tuning_runs(benchmark)
+    rows, counts = [], set()
+    for label, records in groups.items():
+        accuracies = [record["test_accuracy"] for record in records]
+        spread = f" ± {statistics.stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
+        times = [statistics.median(record[key] for record in records if key in record) if key in records[0] else None
+                 for key in ("switch_ms", "switch_cached_ms")]  # fmt: skip
+        rows.append([
+            label, f"{statistics.mean(accuracies):.2f}{spread}", size(statistics.mean(r["bytes"] for r in records)),
+            f"{records[0]['settings']['lr']:g}",
+            *("" if one is None else f"{one:.2f}" for one in times),
+        ])  # fmt: skip
+        counts.add(len(records))
+    environment = next(iter(groups.values()))[0]["environment"] if groups else {}
+    many = (
+        f"mean ± standard deviation, n = {min(counts)} to {max(counts)}"
+        if max(counts, default=0) > 1
+        else "seed 0 (n = 1)"
+    )
+    caption = f"*{what}; {many}; {machine(environment)}, torch "
+    caption += f"{environment.get('torch')}; switching on one core of a CPU.*"
+    head = ["", "test accuracy (%)", "file", "learning rate", "switch (ms)", "switch, cached (ms)"]
+    return [caption, "", *markdown(head, rows)]
+
+
+def fine_tuning() -> Lines:
+    """Masks of MiniLM beside other ways of fine-tuning."""
+    return _fine_tuning("fine-tuning", "MiniLM (22 million parameters) on the film reviews of IMDB")
+
+
+def fine_tuning_images() -> Lines:
+    """Masks of a ResNet18 beside other ways of fine-tuning."""
+    return _fine_tuning("fine-tuning-images", "ResNet18 of CIFAR-10 on a small folder of images")
+
+
 TABLES: dict[str, Callable[[], Lines]] = {
+    "fine-tuning": fine_tuning,
+    "fine-tuning-images": fine_tuning_images,
     "benchmarks": benchmarks,
     "engine-step": engine_step,
     "engine-loop": engine_loop,
     "inference": inference,
+    "inference-accuracy": inference_accuracy,
+    "microcontroller": microcontroller,
     "engine-cut": engine_cut,
     "engine-randomize": engine_randomize,
     "engine-convolutions": engine_convolutions,
