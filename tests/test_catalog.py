@@ -30,6 +30,7 @@ SIZES = {
     "imdb": (6, 6, 5),
     "best": (23, 13, 3),
     "ablation": (21, 0, 3),
+    "family": (112, 0, 3),
 }
 # Copied by hand from the paper: table, axes, mean, deviation, where.
 SAMPLE = [
@@ -118,7 +119,7 @@ def test_experiments_share_their_runs():
     assert len(runs("period") & runs("figure1")) == 3
     assert len(runs("best") & runs("figure2", "best")) == 3
     assert len(runs("best") & runs("imp", "best")) == 10
-    for name in ("digits", "figure3", "large", "imdb", "best", "ablation"):
+    for name in ("digits", "figure3", "large", "imdb", "best", "ablation", "family"):
         assert runs(name) == runs(name, "text") == runs(name, "best")
 
 

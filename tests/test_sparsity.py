@@ -1,5 +1,6 @@
 """How much is pruned, over layers and over time."""
 
+import itertools
 import math
 
 import pytest
@@ -112,17 +113,25 @@ def test_layers_of_one_weight_are_pruned_together():
 @pytest.mark.parametrize(
     ("schedule", "expected"),
     [
-        ("constant", [1, 1, 1, 1, 1]),
-        ("linear", [0, 0.25, 0.5, 0.75, 1]),
-        ("cubic", [0, 0.578125, 0.875, 0.984375, 1]),
+        ("constant", [0.5, 0.5, 0.5, 0.5, 0.5]),
+        ("linear", [0, 0.125, 0.25, 0.375, 0.5]),
+        ("cubic", [0, 0.2890625, 0.4375, 0.4921875, 0.5]),
+        ("geometric", [0, 1 - 2**-0.25, 1 - 2**-0.5, 1 - 2**-0.75, 0.5]),
     ],
 )
-def test_progress(schedule, expected):
-    assert [sparsity.progress(schedule, done) for done in (0, 0.25, 0.5, 0.75, 1)] == expected
-    assert sparsity.progress(schedule, -1) == expected[0]
-    assert sparsity.progress(schedule, 2) == 1
+def test_scheduled_sparsity(schedule, expected):
+    found = [sparsity.scheduled_sparsity(schedule, 0.0, 0.5, done) for done in (0, 0.25, 0.5, 0.75, 1)]
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert sparsity.scheduled_sparsity(schedule, 0.0, 0.5, -1) == expected[0]
+    assert sparsity.scheduled_sparsity(schedule, 0.0, 0.5, 2) == 0.5
+    assert sparsity.scheduled_sparsity(schedule, 0.9, 0.5, 0.5) == 0.5
+
+
+def test_a_geometric_schedule_keeps_the_same_share_in_each_step():
+    kept = [1 - sparsity.scheduled_sparsity("geometric", 0.2, 0.9, step / 10) for step in range(11)]
+    assert [after / before for before, after in itertools.pairwise(kept)] == pytest.approx([(0.1 / 0.8) ** 0.1] * 10)
 
 
 def test_an_unknown_schedule_is_refused():
     with pytest.raises(ValueError, match="schedule is 'cubc'; it must be one of constant, linear, cubic"):
-        sparsity.progress("cubc", 0.5)
+        sparsity.scheduled_sparsity("cubc", 0.0, 0.5, 0.5)

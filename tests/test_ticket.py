@@ -13,7 +13,7 @@ from iterand import distributions
 from iterand.distributions import Distribution
 from iterand.errors import TicketError
 from iterand.lab.networks import build_network, network_names
-from iterand.ticket import draws, read, save
+from iterand.ticket import draws, encode, read
 from ticket_models import SEQUENCES, WORDS, Mixed, mixed, searched, stir_
 
 WEIGHTS = ("kaiming_uniform", "signed_constant", "kaiming_normal", "uniform")
@@ -277,7 +277,7 @@ def test_signs_or_draws_whichever_is_smaller(tmp_path, monkeypatch):
     assert stored(0, 1.0) == "round"  # never redrawn: the seed says it all
     assert stored(1, 0.01) == "first"  # hardly redrawn
     assert stored(6, 0.4) == "level"
-    monkeypatch.setattr(save, "_MAX_GENERATOR_CALLS", 1000)
+    monkeypatch.setattr(encode, "_MAX_GENERATOR_CALLS", 1000)
     assert stored(1, 0.01) == "level"  # draws would be smaller, but take longer to find again
 
 

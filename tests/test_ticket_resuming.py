@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 import iterand
 from iterand.errors import TicketError
-from iterand.ticket import save
+from iterand.ticket import encode
 from ticket_models import SEQUENCES, WORDS, Mixed, mixed, stir_
 
 LABELS = torch.tensor([0, 1, 2, 3, 4])
@@ -37,7 +37,7 @@ def test_the_search_goes_on_from_the_ticket(tmp_path, weights, options):
 
 
 def test_levels_stored_instead_of_draws_can_be_resumed(tmp_path, monkeypatch):
-    monkeypatch.setattr(save, "_expected_bits", lambda state, draw: {"first": float("inf")})
+    monkeypatch.setattr(encode, "_expected_bits", lambda state, draw: {"first": float("inf")})
     model = mixed(weights="signed_constant")
     iterand.save_ticket(model, tmp_path / "a.ticket")
     ticket = iterand.read_ticket(tmp_path / "a.ticket")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from iterand.parametrization import MaskedLayer, masked_layers
     from iterand.randomization import IterativeRandomization, randomize_, recommended_steppers
     from iterand.selection import calculate_mask
-    from iterand.sparsity import SparsitySchedule, set_sparsity_
+    from iterand.sparsity import ScoreFreezing, SparsitySchedule, set_sparsity_
     from iterand.summarizing import Summary, summary
     from iterand.ticket import MaskOverlap, TaskSet, Ticket, load_ticket, read_ticket, save_ticket
 
@@ -25,6 +25,7 @@ __all__ = [
     "IterativeRandomization",
     "MaskOverlap",
     "MaskedLayer",
+    "ScoreFreezing",
     "SparsitySchedule",
     "Summary",
     "TaskSet",

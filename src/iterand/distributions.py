@@ -35,21 +35,26 @@ class Distribution:
     kind: int | None = None
     """Number of this distribution in ``backend.triton.redraw``. None if there is no kernel for it."""
 
-    def values(self, words: Words, fan_in: int) -> Tensor:
-        """float32 weights for these random words."""
+    def values(self, words: Words, fan_in: int, gain: float = 1.0) -> Tensor:
+        """float32 weights for these random words, whose unit is multiplied by ``gain``."""
         levels = self.levels(words)
         if levels.dtype.is_floating_point or levels.dtype == torch.bool:
             raise ValueError(f"distribution {self.name!r} gave {levels.dtype} levels; they must be whole numbers")
-        return levels.to(torch.float32).mul_(self.unit32(fan_in))
+        return levels.to(torch.float32).mul_(self.unit32(fan_in, gain))
 
-    def unit32(self, fan_in: int) -> float:
+    def unit32(self, fan_in: int, gain: float = 1.0) -> float:
         """The unit, rounded to float32."""
-        return float(np.float32(self.unit(fan_in)))
+        return float(np.float32(self.unit(fan_in) * gain))
 
 
 def _uniform_levels(words: Words) -> Tensor:
     # 2²⁴ odd numbers, symmetric around zero.
     return (words[0] >> 8 << 1).add_(1 - (1 << 24))
+
+
+def _unit_uniform_levels(words: Words) -> Tensor:
+    # 2²³ odd numbers from 1.
+    return (words[0] >> 9 << 1).add_(1)
 
 
 def _sign_levels(words: Words) -> Tensor:
@@ -100,6 +105,8 @@ def register_distribution(distribution: Distribution) -> None:
     """Make a custom distribution available by its name."""
     if distribution.name in _REGISTRY or distribution.name in (EXISTING, *MAGNITUDES):
         raise ValueError(f"a distribution named {distribution.name!r} is registered already; choose another name")
+    if ":" in distribution.name:
+        raise ValueError(f"a distribution is named {distribution.name!r}; its name must not contain a colon")
     _REGISTRY[distribution.name] = distribution
 
 
@@ -132,6 +139,9 @@ register_distribution(
 
 BUILT_IN = frozenset(_REGISTRY)
 """The built-in distributions. Every reader of a ticket knows their levels and units."""
+
+# U[0, 1]: the initial scores of GEM-Miner.
+register_distribution(Distribution("unit_uniform", _unit_uniform_levels, lambda fan: 1 / (1 << 24)))
 
 
 def sample(

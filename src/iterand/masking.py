@@ -11,23 +11,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from iterand import distributions, existing, freezing, maskable, philox, surgery
+from iterand import distributions, existing, freezing, mask_kinds, maskable, philox, surgery
 from iterand.backend import RankBy
-from iterand.backend.reference import match_layout
 from iterand.checks import check_fraction
 from iterand.distributions import EXISTING, MAGNITUDES, MagnitudeScores, WeightDistribution
 from iterand.errors import UnmaskedWarning
+from iterand.mask_kinds import MaskKind
 from iterand.maskable import Owner, list_tensors
 from iterand.parametrization import (
     MaskedLayer,
     MaskedParametrization,
-    Settings,
-    calculate_masks,
     masked_layers,
+    masked_weights,
     require_masked_layers,
     unwrap,
 )
 from iterand.selection import GlobalRanking, LayerRanking, Ranking, RankingChoice, check_sparsity
+from iterand.settings import Settings
 from iterand.sparsity import (
     Allocation,
     allocate,
@@ -65,6 +65,10 @@ def prune_(
     seed: int = 0,
     ranking: RankingChoice | None = None,
     rank_by: RankBy = "score",
+    mask: MaskKind = "binary",
+    coats: int | None = None,
+    binarize: bool = False,
+    share: Patterns = (),
     allocation: Allocation = "uniform",
     floor: float = 0.0,
     include: Patterns | None = None,
@@ -99,6 +103,15 @@ def prune_(
             pruned one by one have names of their own, so give them different seeds.
         ranking: ``"layer"``: scores compete within their tensor; ``"global"``: over the whole network.
         rank_by: ``"score"``: the raw score; ``"magnitude"``: its absolute value.
+        mask: What a weight is multiplied by, from its score: ``"binary"`` masks of {0, 1} as in the paper;
+            ``"bernoulli"``, sampled while training; ``"signed"``, of {−1, 0, 1}; ``"multicoat"``, of {0, 1, …, coats};
+            ``"gem_miner"``, rounded scores, with ``ScoreFreezing``. See ``MaskKind`` for the formulas.
+        coats: Of a ``"multicoat"`` mask: how many nested masks are added (2 if left out).
+        binarize: Replace the kept weights of a tensor by their signs times their mean magnitude (biprop; Diffenderfer
+            and Kailkhura, 2021). Scores are trained as if all weights had this magnitude.
+        share: Glob patterns: the tensors that one of them names have the same random weights and masks of their own,
+            for example the blocks of a stage (hidden-fold networks; García-Arias et al., 2021). A shared weight is
+            redrawn only where all masks prune it.
         allocation: ``"uniform"`` or ``"erk"``: how the sparsity is spread over layers that are ranked one by one.
         floor: With global ranking, the share of its weights that every layer keeps in any case.
         include: Glob patterns over qualified names of parameters or their modules: mask only these. Bare parameters
@@ -132,13 +145,20 @@ def prune_(
     if biases is None:
         biases = "keep" if exists else "zero"
     if scores is None:
-        scores = "magnitude_rank" if exists else "kaiming_uniform"
+        usual = "unit_uniform" if mask == "gem_miner" else "kaiming_uniform"
+        scores = "magnitude_rank" if exists else usual
+    if coats is None:
+        coats = 2 if mask == "multicoat" else 1
     options = _Options(
         weights=weights,
         scores=scores,
         seed=philox.check_seed(seed),
         ranking=ranking,
         rank_by=rank_by,
+        mask=mask,
+        coats=coats,
+        binarize=bool(binarize),
+        share=_as_list("share", share),
         allocation=allocation,
         floor=check_fraction("floor", floor, "the share of its weights that a layer keeps"),
         include=None if include is None else _as_list("include", include),
@@ -167,6 +187,10 @@ class _Options:
     seed: int
     ranking: RankingChoice
     rank_by: RankBy
+    mask: MaskKind
+    coats: int
+    binarize: bool
+    share: list[str]
     allocation: Allocation
     floor: float
     include: list[str] | None
@@ -205,6 +229,16 @@ class _Options:
             )
         if self.scores not in MAGNITUDES:
             distributions.get_distribution(self.scores)
+        mask_kinds.check_kind(self.mask, self.coats)
+        if self.existing and (self.mask in ("signed", "multicoat") or self.binarize or self.share):
+            what = f"share is {self.share}" if self.share else "binarize is True" if self.binarize else ""
+            raise ValueError(
+                f"{what or f'mask is {self.mask!r}'}, but existing weights are kept as they are or pruned; leave it "
+                "out, or prune_ with random weights"
+            )
+        if self.mask == "gem_miner" and (self.scores != "unit_uniform" or self.rank_by != "score"):
+            what = f"scores is {self.scores!r}" if self.scores != "unit_uniform" else f"rank_by is {self.rank_by!r}"
+            raise ValueError(f"{what}, but GEM-Miner rounds scores that begin between 0 and 1; leave it out")
 
 
 @dataclass(frozen=True)
@@ -260,6 +294,7 @@ def _plan(model: nn.Module, sparsity: float | Mapping[str, float], options: _Opt
     chosen = maskable.choose(root, options.include, exclude, list(options.overrides), usual)
     if options.existing:
         existing.refuse_nan(group[0] for group in chosen.values())
+    shared = _shared(chosen, options.share)
     alone = own_sparsities(chosen, options.overrides, "overrides")
     free = [name for name in chosen if name not in alone]
     if isinstance(sparsity, Mapping):
@@ -278,8 +313,12 @@ def _plan(model: nn.Module, sparsity: float | Mapping[str, float], options: _Opt
             fan_in=_fan_in(group[0]),
             sparsity=alone[name] if name in alone else cast(float, sparsity),
             ranking="layer" if name in alone else "global",
-            rank_by=options.rank_by,
+            rank_by=mask_kinds.ranked_by(options.mask, options.rank_by),
             floor=0.0 if name in alone else options.floor,
+            mask=options.mask,
+            coats=options.coats,
+            binarize=options.binarize,
+            shared=shared.get(name, ""),
         )
         tensors.append((group, settings, by_layer if name in alone else together))
     refuse_empty(tensors, together)
@@ -374,6 +413,24 @@ def _fan_in(owner: Owner) -> int:
     return _SHIFT_FAN_IN if owner.kind == "shift" else distributions.fan_in(owner.module, owner.parameter)
 
 
+def _shared(chosen: Mapping[str, list[Owner]], patterns: Sequence[str]) -> dict[str, str]:
+    """The names of tensors that share their weights with an earlier one, and the name of that one."""
+    shared: dict[str, str] = {}
+    for pattern in patterns:
+        names = [name for name, group in chosen.items() if any(owner.matches(pattern) for owner in group)]
+        if len(names) < 2:
+            raise ValueError(f"share has {pattern!r}, which names {len(names)} of the masked tensors; name two or more")
+        for name in names:
+            first, other = chosen[names[0]][0], chosen[name][0]
+            if other.parameter.shape != first.parameter.shape or _fan_in(other) != _fan_in(first):
+                shapes = f"{list(first.parameter.shape)} and {list(other.parameter.shape)}"
+                raise ValueError(f"{names[0]!r} and {name!r} have shapes {shapes}, so they cannot share their weights")
+            if shared.get(name, names[0]) != names[0]:
+                raise ValueError(f"two patterns of share name {name!r}; name it once")
+            shared[name] = names[0]
+    return shared
+
+
 def _padding(group: Iterable[Owner]) -> int | None:
     """The padding row of an embedding, which stays zero."""
     embeddings = [owner.module for owner in group if isinstance(owner.module, (nn.Embedding, nn.EmbeddingBag))]
@@ -394,9 +451,7 @@ def fold_(model: Model) -> Model:
     root = unwrap(model)
     layers = list(require_masked_layers(root).values())
     refuse_computed_further(layers)
-    masks = calculate_masks([layer.parametrization for layer in layers])
-    folded = [match_layout(torch.where(mask, layer.weight, 0.0), layer.weight) for layer, mask in zip(layers, masks)]
-    _replace(root, layers, folded)
+    _replace(root, layers, masked_weights(layers))
     freezing.thaw_(root)
     if hasattr(root, _LEFT_ALONE):
         delattr(root, _LEFT_ALONE)

@@ -17,30 +17,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim.swa_utils import AveragedModel
 
-from iterand import distributions, philox
+from iterand import distributions, mask_kinds, philox
 from iterand.backend import Cut, RankBy, reference
-from iterand.selection import Ranking, RankingChoice, kept_count
+from iterand.selection import Ranking, kept_count
+from iterand.settings import Settings, draw_weights
 from iterand.stepping import Counts, load_counts, save_counts
 
 _DRAWS = (torch.uint8, torch.int16, torch.int32)
 """What draws are held in: the smallest that fits."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a masked tensor is made from; with its draws it says everything about the weights."""
-
-    name: str
-    """Qualified name in the pruned model: the tensor's identity for the generator."""
-    seed: int
-    weight_distribution: str
-    score_distribution: str
-    fan_in: int
-    sparsity: float
-    """p once any schedule has run out."""
-    ranking: RankingChoice
-    rank_by: RankBy
-    floor: float
 
 
 class _MaskedWeight(torch.autograd.Function):
@@ -83,6 +67,10 @@ class MaskedParametrization(nn.Module):
 
     draw: Tensor
     kept: Tensor
+    passes: Tensor
+    """Of a Bernoulli mask: the number of forward passes in training mode."""
+    frozen: Tensor
+    """Of GEM-Miner: true where the weight is pruned for good."""
     _holder: nn.Module
     padding: int | None = None
     """The row of an embedding that stands for padding: its weights are zero, whatever is drawn."""
@@ -114,19 +102,25 @@ class MaskedParametrization(nn.Module):
                 distributions.get_distribution(settings.score_distribution),
                 weight.numel(),
                 settings.fan_in,
-                self.key,
+                philox.key(settings.seed, settings.name),
                 stream=philox.SCORE,
                 device=weight.device,
-            )
+            ).add_(mask_kinds.first_offset(settings.mask, settings.sparsity))
         self.score = nn.Parameter(scores.view(weight.shape))
         self.register_buffer("draw", torch.zeros(weight.shape, dtype=_DRAWS[0], device=weight.device))
         kept = kept_count(weight.numel(), settings.sparsity)
         self.register_buffer("kept", torch.tensor(kept, device=weight.device))
+        if settings.mask == "bernoulli":
+            self.register_buffer("passes", torch.zeros((), dtype=torch.int64, device=weight.device))
+        if settings.mask == "gem_miner":
+            self.register_buffer("frozen", torch.zeros(weight.shape, dtype=torch.bool, device=weight.device))
 
     def forward(self, weight: Tensor) -> Tensor:
         """θ ⊙ m for the weights θ, in their memory format."""
         if self.given is not None:
             return self.given
+        if not self.settings.is_plain:
+            return self._multiplied(weight)
         masked_weight = self.ranking.masked_weight(self)
         if masked_weight is not None:
             inputs = weight, self.ranked(), [masked_weight]
@@ -134,6 +128,37 @@ class MaskedParametrization(nn.Module):
         threshold, last = self.ranking.cut(self)
         masked: Tensor = _MaskedWeight.apply(weight, self.ranked(), threshold, last)  # type: ignore[no-untyped-call]
         return reference.match_layout(masked, weight)
+
+    def _multiplied(self, weight: Tensor) -> Tensor:
+        """The masked weights of the other kinds; see `iterand.mask_kinds`."""
+        settings, slope = self.settings, None
+        score = self.score if settings.mask in ("signed", "bernoulli") else self.ranked()
+        with torch.no_grad():
+            if settings.mask == "bernoulli" and self.training:
+                key = philox.key(settings.seed, settings.name)
+                multipliers, slope = mask_kinds.sample(self.score, key, self.passes)
+                threshold = self.score.max()  # is NaN if a score is
+            else:
+                cuts = [self.ranking.cut(self, coat) for coat in range(settings.coats)]
+                multipliers, threshold = self.multipliers(cuts), cuts[0].threshold
+            base = self.binarized(weight, multipliers) if settings.binarize else weight
+        found = mask_kinds.multiply(base, score, multipliers, threshold, slope, weight.dtype)
+        return reference.match_layout(found, weight)
+
+    def multipliers(self, cuts: Sequence[Cut]) -> Tensor:
+        """What the weights are multiplied by under these cuts, one for each coat."""
+        kind = self.settings.mask
+        first = mask_kinds.limit(kind, cuts[0])
+        return mask_kinds.multipliers(kind, self.score.detach(), self.ranked().detach(), [first, *cuts[1:]])
+
+    def binarized(self, weight: Tensor, multipliers: Tensor) -> Tensor:
+        """α · sign(θ), in float32; the padding row of an embedding stays zero and does not count."""
+        return self.clear_padding_(mask_kinds.binarize(weight, self.clear_padding_(multipliers != 0)))
+
+    def count_pass_(self) -> None:
+        """Note that a forward pass of the model begins: a Bernoulli mask is sampled anew."""
+        if self.settings.mask == "bernoulli" and self.training:
+            self.passes += 1
 
     def ranked(self) -> Tensor:
         """What is ranked of the scores."""
@@ -174,14 +199,24 @@ class MaskedParametrization(nn.Module):
         return distributions.get_distribution(self.settings.weight_distribution)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether kernels can do its masks."""
+        return self.settings.is_plain
+
+    @property
+    def coats(self) -> int:
+        """How many nested masks there are."""
+        return self.settings.coats
+
+    @property
     def key(self) -> philox.Key:
         """The tensor's key of the generator."""
-        return philox.key(self.settings.seed, self.settings.name)
+        return self.settings.key
 
     @property
     def origin(self) -> tuple[int, int, int, float]:
         """Where the weights come from, as kernels read it: key, kind and unit of the distribution."""
-        return *self.key, self.distribution.kind or 0, self.distribution.unit32(self.settings.fan_in)
+        return *self.key, self.distribution.kind or 0, self.settings.unit32(self.distribution)
 
     @property
     def rounds(self) -> int:
@@ -239,10 +274,8 @@ class MaskedParametrization(nn.Module):
     def weight(self) -> Tensor:
         """θ in float32, computed from the draws alone."""
         draw = self.draw.reshape(-1)
-        values = torch.empty(draw.numel(), dtype=torch.float32, device=draw.device)
-        for part in philox.chunks(draw.numel(), draw.device):
-            words = philox.philox(philox.indices(part, draw.device), draw[part], self.key)
-            values[part] = self.distribution.values(words, self.settings.fan_in)
+        index = torch.arange(draw.numel(), device=draw.device)
+        values = draw_weights(self.settings, self.distribution, index, draw, draw.numel())
         return self.clear_padding_(values.view(self.draw.shape))
 
     @property
@@ -280,7 +313,7 @@ class MaskedParametrization(nn.Module):
                 f"prune_ with ranking={settings.ranking!r}"
             )
         ours, theirs = asdict(self.settings), asdict(settings)
-        others = [field for field in theirs if theirs[field] != ours[field] and field != "name"]
+        others = [field for field in theirs if theirs[field] != ours[field] and field not in ("name", "redraw_from")]
         if others:
             # Without the name of the layer: Python shows a warning once, and not once for each layer.
             warnings.warn(
@@ -324,17 +357,52 @@ class MaskedParametrization(nn.Module):
         return f"{settings.weight_distribution}, sparsity={settings.sparsity}, ranking={settings.ranking}"
 
 
-def calculate_masks(masks: Sequence[MaskedParametrization]) -> list[Tensor]:
-    """The masks m of several tensors; those ranked together are cut once."""
+@torch.no_grad()
+def calculate_masks(masks: Sequence[MaskedParametrization], *, limited: bool = True) -> list[Tensor]:
+    """The masks m of several tensors; those ranked together are cut once.
+
+    Without ``limited`` a mask of GEM-Miner is that of the cut alone, without the rounding of scores.
+    """
+    cuts = _find_cuts(masks)
+    if limited:
+        cuts = {mask: mask_kinds.limit(mask.settings.mask, cut) for mask, cut in cuts.items()}
+    return [reference.mask_of(mask.ranked(), cut) for mask, cut in cuts.items()]
+
+
+@torch.no_grad()
+def calculate_multipliers(masks: Sequence[MaskedParametrization]) -> list[Tensor]:
+    """What the weights of several tensors are multiplied by in eval mode, as int8: 0 where they are pruned."""
+    coats = [_find_cuts(masks, coat) for coat in range(max(mask.coats for mask in masks))]
+    return [mask.multipliers([found[mask] for found in coats if mask in found]) for mask in masks]
+
+
+def _find_cuts(masks: Sequence[MaskedParametrization], coat: int = 0) -> dict[MaskedParametrization, Cut]:
+    """The cuts of one coat, in the order of the masks that have it."""
+    masks = [mask for mask in masks if coat < mask.coats]
     cuts: dict[MaskedParametrization, Cut] = {}
-    with torch.no_grad():
-        for mask in masks:
-            if mask.score.device.type != "cpu" and mask.score.isnan().any():  # on a CPU finding the cut raises
-                raise reference.nan_error(mask.settings.name)
-            if mask not in cuts:
-                group = [other for other in masks if other.ranking is mask.ranking]
-                cuts |= zip(group, mask.ranking.cuts(group))
-        return [reference.mask_of(mask.ranked(), cuts[mask]) for mask in masks]
+    for mask in masks:
+        if mask.score.device.type != "cpu" and mask.score.isnan().any():  # on a CPU finding the cut raises
+            raise reference.nan_error(mask.settings.name)
+        if mask not in cuts:
+            group = [other for other in masks if other.ranking is mask.ranking]
+            cuts |= zip(group, mask.ranking.cuts(group, coat))
+    return {mask: cuts[mask] for mask in masks}
+
+
+@torch.no_grad()
+def masked_weights(layers: Sequence["MaskedLayer"]) -> list[Tensor]:
+    """The masked weights of several tensors, as a forward pass in eval mode has them."""
+    states = [layer.parametrization for layer in layers]
+    found = []
+    for layer, state, multipliers in zip(layers, states, calculate_multipliers(states)):
+        weight = layer.weight
+        if state.is_plain:
+            masked = torch.where(multipliers != 0, weight, 0.0)
+        else:
+            base = state.binarized(weight, multipliers) if state.settings.binarize else weight
+            masked = mask_kinds.apply_multipliers(base, multipliers, weight.new_zeros(()), weight.dtype)
+        found.append(reference.match_layout(masked, weight))
+    return found
 
 
 def floor_count(count: int, floor: float) -> int:

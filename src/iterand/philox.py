@@ -25,6 +25,8 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 WEIGHT = 0
 SCORE = 1
 DATA = 2
+SAMPLE = 3
+SOURCE = 4
 
 CHUNK = 1 << 16  # elements per step on a CPU: temporaries fit its cache
 _DEVICE_CHUNK = 1 << 22  # elements per step on other devices: fewer launches

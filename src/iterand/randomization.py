@@ -1,10 +1,11 @@
 """Randomize (Section 3): redraw pruned weights, Eq. (2) and (3); and when to do it, Algorithm 3.
 
-Two choices go beyond the paper (docs/explanation/beyond.md): which pruned weights are redrawn, and what happens to the
-score of a redrawn weight.
+Three choices go beyond the paper (docs/explanation/beyond.md): which pruned weights are redrawn, what happens to the
+score of a redrawn weight, and where its new value comes from.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import torch
@@ -16,6 +17,7 @@ from iterand.checks import check_fraction, check_int, unknown
 from iterand.distributions import normal_levels
 from iterand.parametrization import MaskedLayer, MaskedParametrization, calculate_masks, require_masked_layers
 from iterand.selection import GlobalRanking, Ranking
+from iterand.settings import RedrawFrom, source_index
 from iterand.sparsity import SparsitySchedule
 from iterand.stepping import CountingStepper
 
@@ -28,6 +30,7 @@ RedrawnScores = Literal["stay", "follow"]
 """What happens to the score of a redrawn weight: nothing, or it flips its sign when the weight does."""
 CANDIDATES: tuple[str, ...] = get_args(Candidates)
 REDRAWN_SCORES: tuple[str, ...] = get_args(RedrawnScores)
+REDRAW_FROM: tuple[str, ...] = get_args(RedrawFrom)
 
 
 def check_rate(rate: float) -> float:
@@ -41,6 +44,7 @@ def randomize_(
     *,
     candidates: Candidates = "pruned",
     redrawn_scores: RedrawnScores = "stay",
+    redraw_from: RedrawFrom = "fresh",
 ) -> None:
     """Redraw pruned weights of all masked layers, each with probability ``rate``, in place.
 
@@ -50,31 +54,59 @@ def randomize_(
 
     With ``candidates="negative"`` only pruned weights whose score is below zero are redrawn: those that would reduce
     the loss with the opposite sign. With ``redrawn_scores="follow"`` a score flips its sign when its weight does.
+
+    With ``redraw_from="kept"`` a weight takes the value of a kept one instead of a fresh draw (weight recycling;
+    Gorbett and Whitley, 2023): that of a random position of its tensor, if the weight there is kept and was never
+    redrawn itself. Otherwise it stays as it is, so about ``rate`` times the share of kept weights are replaced. The
+    position is a function of seed, index and round, so a ticket needs no more than with fresh draws.
     """
     threshold = philox.coin_threshold(check_rate(rate))
     layers = list(require_masked_layers(model).values())
-    negative, follow = _check_choices(layers, candidates, redrawn_scores)
+    negative, follow = _check_choices(layers, candidates, redrawn_scores, redraw_from)
     for layer in layers:
         layer.parametrization.hold_draws_up_to(layer.parametrization.rounds + 1)
+        layer.parametrization.settings = replace(layer.parametrization.settings, redraw_from=redraw_from)
+    plain: list[MaskedLayer] = []
     for group in _ranked_alike(layers):
         if _uses_triton(group):
             redraw_on_device_(group, find_cuts_on_device(group), threshold, negative, follow)
         else:
-            masks = calculate_masks([layer.parametrization for layer in group])
-            for layer, mask in zip(group, masks):
-                _redraw_layer_(layer, mask, threshold, negative, follow)
+            plain += group
+    masks = calculate_masks([layer.parametrization for layer in plain])
+    for layer, mask, stays in zip(plain, masks, _protect_shared(plain, masks, negative)):
+        _redraw_layer_(layer, mask, stays, threshold, negative, follow)
     for layer in layers:
         layer.parametrization.add_round(threshold)
 
 
-def _check_choices(layers: Sequence[MaskedLayer], candidates: str, redrawn_scores: str) -> tuple[bool, bool]:
+def _protect_shared(layers: Sequence[MaskedLayer], masks: Sequence[Tensor], negative: bool) -> list[Tensor]:
+    """True where a weight stays as it is: it is kept, or it is shared with a weight that is not to be redrawn."""
+    stay: dict[str, Tensor] = {}
+    for layer, mask in zip(layers, masks):
+        if shared := layer.parametrization.settings.shared:
+            own = mask | (layer.score.detach() >= 0) if negative else mask
+            stay[shared] = stay[shared] | own if shared in stay else own
+    return [stay.get(layer.parametrization.settings.shared, mask) for layer, mask in zip(layers, masks)]
+
+
+def _check_choices(
+    layers: Sequence[MaskedLayer], candidates: str, redrawn_scores: str, redraw_from: str
+) -> tuple[bool, bool]:
     """Whether only negative scores are redrawn, and whether scores follow their weights."""
     if candidates not in CANDIDATES:
         raise ValueError(unknown("kind of candidates", candidates, CANDIDATES))
     if redrawn_scores not in REDRAWN_SCORES:
         raise ValueError(unknown("way of redrawn scores", redrawn_scores, REDRAWN_SCORES))
+    if redraw_from not in REDRAW_FROM:
+        raise ValueError(unknown("source of redrawn weights", redraw_from, REDRAW_FROM))
     for layer in layers:
-        if layer.parametrization.is_existing:
+        state = layer.parametrization
+        if state.rounds and state.settings.redraw_from != redraw_from:
+            raise ValueError(
+                f"redraw_from is {redraw_from!r}, but the weights of {layer.name!r} were redrawn from "
+                f"{state.settings.redraw_from!r} before; a search has one source"
+            )
+        if state.is_existing:
             raise ValueError(
                 f"{layer.name!r} holds existing weights, which are never redrawn; train the scores without "
                 "randomization, or prune_ with random weights"
@@ -96,19 +128,27 @@ def _ranked_alike(layers: Sequence[MaskedLayer]) -> list[list[MaskedLayer]]:
 
 
 @torch.no_grad()
-def _redraw_layer_(layer: MaskedLayer, mask: Tensor, threshold: int, negative: bool, follow: bool) -> None:
-    """`reference.redraw` with the coins and fresh weights of the next round, in chunks that bound the memory."""
+def _redraw_layer_(
+    layer: MaskedLayer, mask: Tensor, stays: Tensor, threshold: int, negative: bool, follow: bool
+) -> None:
+    """`reference.redraw` with the coins and new weights of the next round, in chunks that bound the memory."""
     state = layer.parametrization
-    number = state.rounds + 1
+    number, settings = state.rounds + 1, state.settings
     # In the order of the indices; the tensors may lie in memory in another.
-    kept, draw, weight = mask.reshape(-1), layer.draw.reshape(-1).clone(), layer.weight.reshape(-1).clone()
+    stays, draw, weight = stays.reshape(-1), layer.draw.reshape(-1).clone(), layer.weight.reshape(-1).clone()
     score = layer.score.reshape(-1).clone()
+    before, source = weight.clone(), mask.reshape(-1) & (draw == 0)
     for part in philox.chunks(draw.numel(), draw.device):
-        words = philox.philox(philox.indices(part, draw.device), number, state.key)
+        index = philox.indices(part, draw.device)
+        words = philox.philox(index, number, state.key)
         coin = philox.coins(words[1], threshold)
-        fresh = state.distribution.values(words, state.settings.fan_in).to(weight.dtype)
+        if settings.redraw_from == "kept":
+            where = source_index(state.key, index, number, draw.numel())
+            fresh, coin = before[where], coin & source[where]
+        else:
+            fresh = state.distribution.values(words, settings.fan_in, settings.gain).to(weight.dtype)
         weight[part], draw[part], score[part] = reference.redraw(
-            weight[part], draw[part], score[part], kept[part], fresh, coin, number, negative=negative, follow=follow
+            weight[part], draw[part], score[part], stays[part], fresh, coin, number, negative=negative, follow=follow
         )
     if follow:
         layer.score.copy_(score.view(layer.score.shape))
@@ -121,7 +161,8 @@ def _uses_triton(layers: Sequence[MaskedLayer]) -> bool:
     masks = [layer.parametrization for layer in layers]
     return (
         {*masks}.issuperset(masks[0].ranking.rivals(masks[0]))
-        and all(mask.distribution.kind is not None for mask in masks)
+        and all(mask.distribution.kind is not None and mask.settings.mask != "gem_miner" for mask in masks)
+        and all(mask.settings.redraw_from == "fresh" and not mask.settings.shared for mask in masks)
         and backend.uses_triton(
             [mask.score.detach() for mask in masks],
             [layer.weight for layer in layers],
@@ -164,8 +205,8 @@ class IterativeRandomization(CountingStepper):
     """Lines 5-7 of Algorithm 3 as a stepper: call ``step()`` after the optimizer's, once an iteration.
 
     Every K_per-th step (``period``) the weights that the updated scores prune are randomized at rate r (``rate``);
-    ``candidates`` and ``redrawn_scores`` are those of ``randomize_``. The count of iterations is part of the model's
-    state dict: a model that loads one continues there.
+    ``candidates``, ``redrawn_scores`` and ``redraw_from`` are those of ``randomize_``. The count of iterations is part
+    of the model's state dict: a model that loads one continues there.
     """
 
     kind = "randomization"
@@ -178,13 +219,14 @@ class IterativeRandomization(CountingStepper):
         *,
         candidates: Candidates = "pruned",
         redrawn_scores: RedrawnScores = "stay",
+        redraw_from: RedrawFrom = "fresh",
     ) -> None:
         self.model = model
         self.period = check_int("period", period, "a number of iterations, at least 1", low=1)
         self.rate = check_rate(rate)
         layers = list(require_masked_layers(model).values())
-        _check_choices(layers, candidates, redrawn_scores)
-        self.candidates, self.redrawn_scores = candidates, redrawn_scores
+        _check_choices(layers, candidates, redrawn_scores, redraw_from)
+        self.candidates, self.redrawn_scores, self.redraw_from = candidates, redrawn_scores, redraw_from
         super().__init__(layer.parametrization for layer in layers)
 
     def step(self) -> None:
@@ -195,7 +237,13 @@ class IterativeRandomization(CountingStepper):
 
     def randomize(self) -> None:
         """One round, whatever the iteration."""
-        randomize_(self.model, self.rate, candidates=self.candidates, redrawn_scores=self.redrawn_scores)
+        randomize_(
+            self.model,
+            self.rate,
+            candidates=self.candidates,
+            redrawn_scores=self.redrawn_scores,
+            redraw_from=self.redraw_from,
+        )
 
 
 class Stepper(Protocol):

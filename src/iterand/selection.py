@@ -53,6 +53,16 @@ class Ranked(Protocol):
     given: Tensor | None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether kernels can do its masks."""
+        ...
+
+    @property
+    def coats(self) -> int:
+        """How many nested masks there are; the same in all tensors of a model."""
+        ...
+
+    @property
     def name(self) -> str:
         """Its qualified name."""
         ...
@@ -87,11 +97,11 @@ class Ranking(ABC, Generic[Member]):
     def __init__(self) -> None:
         self.members: list[Member] = []
         self._passes: dict[int, _Pass] = {}
-        self._found: dict[Member, _Found] = {}
+        self._found: dict[tuple[Member, int], _Found] = {}
 
     @abstractmethod
-    def cuts(self, masks: Sequence[Member]) -> list[Cut]:
-        """The cuts of these members under the current scores."""
+    def cuts(self, masks: Sequence[Member], coat: int = 0) -> list[Cut]:
+        """The cuts of these members under the current scores; coat j of k keeps (k − j)/k of what the first keeps."""
 
     @abstractmethod
     def prepare_cuts(self, masks: Sequence[Member]) -> "FindCuts":
@@ -101,10 +111,10 @@ class Ranking(ABC, Generic[Member]):
     def rivals(self, mask: Member) -> Sequence[Member]:
         """All members whose scores a member's cut depends on."""
 
-    def cut(self, mask: Member) -> Cut:
+    def cut(self, mask: Member, coat: int = 0) -> Cut:
         """The cut of one member: that of the current pass, unless the pass itself has changed a score."""
         current, index = self._current(mask)
-        return self.cuts([mask])[0] if current is None else current.cuts[index]
+        return self.cuts([mask], coat)[0] if current is None else current.cuts[coat][index]
 
     def masked_weight(self, mask: Member) -> Tensor | None:
         """θ ⊙ m of one member outside of autograd, if the current pass has it."""
@@ -130,10 +140,12 @@ class Ranking(ABC, Generic[Member]):
         if enclosing is not None and (enclosing.versions, enclosing.weight_versions) == (versions, weight_versions):
             return enclosing  # as the forward pass inside a Lightning module's training step
         weights = [mask.attached_weight for mask in self.members]
-        if not torch.compiler.is_compiling() and backend.uses_triton([mask.score for mask in self.members], weights):
-            cuts, masked = backend.apply_masks(self.prepare_cuts(self.members), weights)
+        scores, plain = [mask.score for mask in self.members], all(mask.is_plain for mask in self.members)
+        if plain and not torch.compiler.is_compiling() and backend.uses_triton(scores, weights):
+            first, masked = backend.apply_masks(self.prepare_cuts(self.members), weights)
+            cuts = [first]
         else:
-            cuts, masked = self.cuts(self.members), None
+            cuts, masked = [self.cuts(self.members, coat) for coat in range(self.members[0].coats)], None
         self._passes[_thread()] = _Pass(versions, weight_versions, cuts, masked)
         return enclosing
 
@@ -144,34 +156,36 @@ class Ranking(ABC, Generic[Member]):
         else:
             self._passes[_thread()] = enclosing
 
-    def _find(self, rivals: Sequence[Member], **options: Any) -> list[Cut]:
+    def _find(self, rivals: Sequence[Member], coat: int, **options: Any) -> list[Cut]:
         """The cuts of members that are ranked together. On a CPU those found last, if they are still right.
 
         They are if they keep the right number of scores: each of these is higher than all others. Counting is much
         faster than finding, and sees writes that version counters do not, so it is tried where these are unchanged.
         """
         scores, kept = [mask.score.detach() for mask in rivals], [mask.kept for mask in rivals]
+        if coat:
+            kept = [mask.kept * (mask.coats - coat) // mask.coats for mask in rivals]
         rank_by = rivals[0].rank_by
         if scores[0].device.type != "cpu" or not all(map(reference.is_plain, scores)):
             return backend.find_cuts(scores, kept, [mask.name for mask in rivals], rank_by=rank_by, **options)
-        versions, known = _versions(rivals), self._found.get(rivals[0])
+        versions, known = _versions(rivals), self._found.get((rivals[0], coat))
         if known is not None and known.versions == versions and not any(options.get("floors", ())):
             ranked = [reference.ranking_key(score, rank_by) for score in scores]
             if reference.count_kept(ranked, known.cuts) == int(sum(kept)):
                 return known.cuts
         cuts = backend.find_cuts(scores, kept, [mask.name for mask in rivals], rank_by=rank_by, **options)
-        self._found[rivals[0]] = _Found(versions, cuts)
+        self._found[rivals[0], coat] = _Found(versions, cuts)
         return cuts
 
 
 class LayerRanking(Ranking[Member]):
     """Scores compete within their tensor (the paper's experiments)."""
 
-    def cuts(self, masks: Sequence[Member]) -> list[Cut]:
+    def cuts(self, masks: Sequence[Member], coat: int = 0) -> list[Cut]:
         """Each by its own scores."""
         if masks[0].score.device.type == "cpu":
-            return [cut for mask in masks for cut in self._find([mask])]
-        return self._find(masks)
+            return [cut for mask in masks for cut in self._find([mask], coat)]
+        return self._find(masks, coat)
 
     def prepare_cuts(self, masks: Sequence[Member]) -> "FindCuts":
         """Each by its own scores."""
@@ -189,9 +203,10 @@ class LayerRanking(Ranking[Member]):
 class GlobalRanking(Ranking[Member]):
     """Scores compete across the whole network (the paper's text)."""
 
-    def cuts(self, masks: Sequence[Member]) -> list[Cut]:
-        """The cuts of these members, by the scores of all."""
-        found = self._find(self.members, together=True, floors=[mask.floor_count for mask in self.members])
+    def cuts(self, masks: Sequence[Member], coat: int = 0) -> list[Cut]:
+        """The cuts of these members, by the scores of all. A floor is one of the first coat."""
+        floors = [0 if coat else mask.floor_count for mask in self.members]
+        found = self._find(self.members, coat, together=True, floors=floors)
         return [found[self.members.index(mask)] for mask in masks]
 
     def prepare_cuts(self, masks: Sequence[Member]) -> "FindCuts":
@@ -217,7 +232,8 @@ class _Pass:
     versions: list[list[int]]
     """Of the scores that each member's cut depends on."""
     weight_versions: list[list[int]]
-    cuts: list[Cut]
+    cuts: list[list[Cut]]
+    """For each coat."""
     masked: list[Tensor] | None
 
 

@@ -13,16 +13,17 @@ from iterand.checks import check_int
 from iterand.maskable import Owner
 from iterand.parametrization import (
     MaskedParametrization,
-    Settings,
+    calculate_masks,
     floor_count,
     require_masked_layers,
     require_whole_rankings,
 )
 from iterand.selection import GlobalRanking, Ranking, check_sparsity, kept_count
+from iterand.settings import Settings
 from iterand.stepping import CountingStepper
 
 Allocation = Literal["uniform", "erk"]
-Schedule = Literal["constant", "linear", "cubic"]
+Schedule = Literal["constant", "linear", "cubic", "geometric"]
 ALLOCATIONS: tuple[str, ...] = get_args(Allocation)
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
@@ -60,16 +61,21 @@ def split_kept(sizes: Sequence[int], sparsity: float) -> list[int]:
     return [total - before for total, before in zip(totals, [0, *totals])]
 
 
-def progress(schedule: Schedule, done: float) -> float:
-    """The share of the way to the final sparsity after this share of the steps."""
+def scheduled_sparsity(schedule: Schedule, start: float, final: float, done: float) -> float:
+    """The sparsity on the way from ``start`` to ``final`` after this share of the steps.
+
+    ``linear``; ``cubic``, fast first and slow at the end; ``geometric``: the share that is kept falls by the same
+    factor in each step; ``constant``: the final one at once.
+    """
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule is {schedule!r}; it must be one of {', '.join(SCHEDULES)}")
-    done = min(max(done, 0.0), 1.0)
-    if schedule == "linear":
-        return done
-    if schedule == "cubic":
-        return 1 - (1 - done) ** 3
-    return 1.0
+    done, start = min(max(done, 0.0), 1.0), min(start, final)
+    if schedule == "geometric":
+        between = 1 - float((1 - start) ** (1 - done) * (1 - final) ** done)
+    else:
+        share = done if schedule == "linear" else 1 - (1 - done) ** 3 if schedule == "cubic" else 1.0
+        between = start * (1 - share) + final * share
+    return min(max(between, start), final)  # rounding may lead out of the interval
 
 
 def set_sparsity_(model: nn.Module, sparsity: float) -> None:
@@ -96,8 +102,9 @@ def set_kept_(masks: Sequence[MaskedParametrization], sparsity: float) -> None:
 class SparsitySchedule(CountingStepper):
     """Raise the sparsity from ``start`` to its final value over ``steps`` steps; call ``step()`` once an iteration.
 
-    ``linear``, or ``cubic`` (Zhu and Gupta, 2017: fast first, slow at the end). Each layer goes as far as its own
-    final sparsity. A global ranking has one sparsity, so all its layers must be in the model.
+    ``linear``, ``cubic`` (Zhu and Gupta, 2017: fast first, slow at the end) or ``geometric`` (each step keeps the same
+    share of what is left). Each layer goes as far as its own final sparsity. A global ranking has one sparsity, so all
+    its layers must be in the model.
 
     Like torch's learning-rate schedulers, it sets its first value when it is constructed: from then on the model prunes
     only ``start`` of its weights, until ``step()`` is called. The count of iterations is part of the model's state
@@ -107,7 +114,7 @@ class SparsitySchedule(CountingStepper):
     kind = "sparsity_schedule"
 
     def __init__(self, model: nn.Module, schedule: Schedule = "cubic", *, steps: int, start: float = 0.0) -> None:
-        progress(schedule, 0)
+        scheduled_sparsity(schedule, 0, 1, 0)
         layers = require_masked_layers(model)
         require_whole_rankings(model, layers)
         self.model = model
@@ -139,12 +146,44 @@ class SparsitySchedule(CountingStepper):
         self._apply()
 
     def _apply(self) -> None:
-        share = progress(self.schedule, self.iteration / self.steps)
-        final = self.final
-        start = min(self.start, final)
-        between = start * (1 - share) + final * share
-        set_kept_(self._masks, min(max(between, start), final))  # rounding may lead out of the interval
+        done = self.iteration / self.steps
+        set_kept_(self._masks, scheduled_sparsity(self.schedule, self.start, self.final, done))
         self._applied = self.iteration
+
+
+class ScoreFreezing(CountingStepper):
+    """The other half of ``prune_(..., mask="gem_miner")``; call ``step()`` after the optimizer's, once an iteration.
+
+    Each step projects the scores to [0, 1]. Every ``period`` steps the weights whose scores are too low for the current
+    sparsity are frozen: pruned for good, with a score of −1. So it goes with a ``SparsitySchedule``, as a rule
+    ``"geometric"``, and with weight decay of the scores, the regularizer of Sreenivasan et al. (2022).
+    """
+
+    kind = "score_freezing"
+
+    def __init__(self, model: nn.Module, period: int) -> None:
+        layers = require_masked_layers(model)
+        require_whole_rankings(model, layers)
+        self._masks = [layer.parametrization for layer in layers.values()]
+        self.period = check_int("period", period, "a number of iterations, at least 1", low=1)
+        for mask in self._masks:
+            if mask.settings.mask != "gem_miner":
+                raise ValueError(
+                    f"{mask.name!r} has a mask that is {mask.settings.mask}, whose scores are not frozen; prune_ with "
+                    "mask='gem_miner'"
+                )
+        super().__init__(self._masks)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Count one iteration; project the scores, and freeze if it is time."""
+        self.iteration += 1
+        for mask in self._masks:
+            mask.score.copy_(torch.where(mask.frozen, -1.0, mask.score.clamp(0.0, 1.0)))
+        if self.iteration % self.period == 0:
+            for mask, live in zip(self._masks, calculate_masks(self._masks, limited=False)):
+                mask.frozen |= ~live
+                mask.score.masked_fill_(mask.frozen, -1.0)
 
 
 def refuse_beside_mapping(ranking: str, allocation: str, floor: float) -> None:

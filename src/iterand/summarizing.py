@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from iterand.freezing import is_frozen
 from iterand.maskable import is_layer_scale, list_tensors
-from iterand.parametrization import MaskedLayer, calculate_masks, require_masked_layers, unwrap
+from iterand.parametrization import (
+    MaskedLayer,
+    calculate_multipliers,
+    masked_weights,
+    require_masked_layers,
+    unwrap,
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ def summary(model: nn.Module) -> Summary:
     states = [layer.parametrization for layer in layers]
     for state in states:
         state.follow_source_()
-    masks = [state.clear_padding_(mask) for state, mask in zip(states, calculate_masks(states))]
+    masks = [state.clear_padding_(mask) for state, mask in zip(states, calculate_multipliers(states))]
     rounds = max(layer.parametrization.rounds for layer in layers)
     summaries = tuple(_summarize(layer, mask) for layer, mask in zip(layers, masks))
     return Summary(summaries, rounds, tuple(_unmasked(unwrap(model), layers)))
@@ -142,15 +148,22 @@ def _unmasked(root: nn.Module, layers: list[MaskedLayer]) -> list[UnmaskedParame
     return list(found.values())
 
 
-def _summarize(layer: MaskedLayer, mask: Tensor) -> LayerSummary:
+def _summarize(layer: MaskedLayer, multipliers: Tensor) -> LayerSummary:
+    state, mask = layer.parametrization, multipliers != 0
     total, kept = mask.numel(), int(mask.sum())
     draws = layer.draw[mask]
-    bits = entropy([kept, total - kept]) + entropy(torch.unique(draws, return_counts=True)[1].tolist())
-    existing = layer.parametrization.is_existing
-    support = None if existing else layer.parametrization.distribution.support
-    if support is not None:
-        bits = min(bits, entropy([kept, total - kept]) + kept * math.log2(len(support)))
+    of_weights = _entropy_of(draws) + _entropy_of(multipliers[mask])
+    support = None if state.is_existing else state.distribution.support
+    if not state.is_plain and (support is not None or state.settings.binarize):
+        of_weights = _entropy_of(masked_weights([layer])[0][mask])  # few values, so these are stored
+    elif support is not None:
+        of_weights = min(of_weights, kept * math.log2(len(support)))
+    bits = entropy([kept, total - kept]) + of_weights
     return LayerSummary(layer.name, tuple(mask.shape), total, kept, int((draws > 0).sum()), bits)
+
+
+def _entropy_of(values: Tensor) -> float:
+    return entropy(torch.unique(values, return_counts=True)[1].tolist())
 
 
 def entropy(counts: ArrayLike) -> float:

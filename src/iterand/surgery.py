@@ -137,6 +137,9 @@ def cache_cuts_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]])
         @functools.wraps(method)
         def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             current = cast("list[Ranking[MaskedParametrization]]", getattr(self, _RANKINGS))
+            for ranking in current:
+                for mask in ranking.members:
+                    mask.count_pass_()
             previous = [ranking.begin() for ranking in current]
             try:
                 return method(self, *args, **kwargs)

@@ -166,8 +166,10 @@ class _Group:
 
 def _fits(layers: Sequence[MaskedLayer]) -> bool:
     masks = [layer.parametrization for layer in layers]
-    return {*masks}.issuperset(masks[0].ranking.rivals(masks[0])) and backend.uses_triton(
-        [mask.score.detach() for mask in masks], [layer.weight for layer in layers]
+    return (
+        {*masks}.issuperset(masks[0].ranking.rivals(masks[0]))
+        and all(mask.is_plain for mask in masks)
+        and backend.uses_triton([mask.score.detach() for mask in masks], [layer.weight for layer in layers])
     )
 
 

@@ -73,7 +73,7 @@ def export_onnx(
     named = {tensor.name: tensor for tensor in proto.graph.initializer}
     replaced = []
     for name, layer in ticket.layers.items():
-        support = ticket.header.support(layer.header.settings.weight_distribution)
+        support = ticket.header.support(layer.header)
         if name not in named or not support or layer.header.dtype != "F32":
             continue
         lowest, highest = _RANGES[integers]

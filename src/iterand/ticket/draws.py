@@ -17,8 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from iterand import distributions, philox
-from iterand.parametrization import Settings
+from iterand import philox
 from iterand.summarizing import entropy
 from iterand.ticket import codec
 
@@ -129,15 +128,6 @@ def _toss(
 def kept_indices(mask: Tensor) -> Tensor:
     """Indices of the kept weights, ascending."""
     return torch.from_numpy(np.flatnonzero(mask.numpy()))  # several times faster than torch.nonzero
-
-
-def weights_at(settings: Settings, distribution: distributions.Distribution, index: Tensor, draw: Tensor) -> Tensor:
-    """The float32 weights at these indices in these draws."""
-    key = philox.key(settings.seed, settings.name)
-    values = torch.empty(len(index))
-    for part in philox.chunks(len(index)):
-        values[part] = distribution.values(philox.philox(index[part], draw[part], key), settings.fan_in)
-    return values
 
 
 def update(digest: "hashlib._Hash", mask: codec.Symbols, values: codec.Symbols, weights: Tensor) -> None:

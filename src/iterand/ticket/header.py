@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from iterand import distributions
+from iterand import distributions, mask_kinds
 from iterand.errors import TicketError
-from iterand.parametrization import Settings
+from iterand.settings import Settings
 from iterand.ticket import codec, draws, format, schema
 from iterand.ticket.schema import Row
 
@@ -67,6 +67,9 @@ class LayerHeader:
     """Pairs (value, number of kept weights), values ascending. A value is a level, a round, an ordinal, or 0."""
     digest: str = ""
     """That of the base's weights, pruned ones included; see ``existing.digest``."""
+    multipliers: tuple[tuple[int, int], ...] = ()
+    """Pairs (multiplier, number of kept weights), multipliers ascending, of a mask that has others than 1; none if
+    levels are stored, which are those of the masked weights."""
 
     @cached_property
     def size(self) -> int:
@@ -92,6 +95,11 @@ class LayerHeader:
     def value_model(self) -> codec.Model:
         """Symbol counts of the kept weights."""
         return codec.Model([count for _, count in self.counts])
+
+    @cached_property
+    def multiplier_model(self) -> codec.Model | None:
+        """Symbol counts of the multipliers, if they are stored."""
+        return codec.Model([count for _, count in self.multipliers]) if self.multipliers else None
 
     @property
     def redrawn(self) -> int | None:
@@ -131,9 +139,9 @@ class Header:
         """Whether a tensor is one of the base's, so that no memory is needed for it."""
         return self.aliases.get(name, name) in self.base_tensors
 
-    def support(self, distribution: str) -> Sequence[int]:
-        """The levels of a distribution with a small support, ascending. Empty for others."""
-        return _support(distribution, self.levels)
+    def support(self, layer: LayerHeader) -> Sequence[int]:
+        """The levels that masked weights of a layer may have, ascending. Empty if its support is not small."""
+        return _support(stored_distribution(layer.settings), self.levels)
 
     def shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """dtype and shape of every tensor of the unmasked model."""
@@ -210,22 +218,26 @@ def from_json(loaded: Mapping[str, Any], size: int) -> Header:
 
 def _layer_to_row(layer: LayerHeader, levels: Mapping[str, tuple[int, ...]]) -> Row:
     settings = asdict(layer.settings)
+    tagged = stored_distribution(layer.settings)
     return {
         **settings,
+        "weight_distribution": tagged,
         "name": layer.name,
-        "identity": settings["name"],
+        "identity": settings["shared"] or settings["name"],
         "shape": layer.shape,
         "dtype": layer.dtype,
         "unit": layer.unit,
         "history": layer.history,
         "stored": layer.stored,
-        "counts": _with_gaps(layer.counts, _values(layer.stored, settings["weight_distribution"], levels)),
+        "counts": _with_gaps(layer.counts, _values(layer.stored, tagged, levels)),
         "digest": layer.digest,
+        "multipliers": _with_gaps(layer.multipliers, _possible(layer.settings)),
     }
 
 
 def _layer_from_row(row: Row, levels: Mapping[str, tuple[int, ...]]) -> LayerHeader:
     where, distribution = f"layer {row['name'][:100]!r}", row["weight_distribution"]
+    untagged, special = mask_kinds.without_tags(distribution)
     default = schema.default_unit(row)
     if row["unit"] is None:
         raise TicketError(f"{where} has distribution {distribution!r}, which is not the package's, and no unit")
@@ -234,17 +246,24 @@ def _layer_from_row(row: Row, levels: Mapping[str, tuple[int, ...]]) -> LayerHea
     if len({row["stored"] == "base", distribution == distributions.EXISTING, bool(row["digest"])}) > 1:
         raise TicketError(f"{where} must have stored 'base', distribution 'existing' and a digest, or none of these")
     values = _values(row["stored"], distribution, levels)
+    settings = Settings(
+        name=row["identity"],
+        **{key: row[key] for key in schema.SETTINGS} | {"weight_distribution": untagged} | special,
+    )
     layer = LayerHeader(
         name=row["name"],
         shape=row["shape"],
         dtype=row["dtype"],
-        settings=Settings(name=row["identity"], **{key: row[key] for key in schema.SETTINGS}),
+        settings=settings,
         unit=float(row["unit"]),
         history=row["history"],
         stored=row["stored"],
         counts=tuple(_without_gaps(where, row["counts"], values)),
         digest=row["digest"],
+        multipliers=tuple(_without_gaps(where, row["multipliers"], _possible(settings))),
     )
+    if sum(count for _, count in layer.multipliers) != (layer.kept if _multiplies(layer) else 0):
+        raise TicketError(f"{where} keeps {layer.kept} weights, and has another number of multipliers")
     if layer.kept > layer.size:
         raise TicketError(f"{where} keeps {layer.kept} of {layer.size} weights")
     if layer.size > codec.MAX_LENGTH:
@@ -254,6 +273,21 @@ def _layer_from_row(row: Row, levels: Mapping[str, tuple[int, ...]]) -> LayerHea
     if layer.stored != "level" and layer.counts and layer.counts[-1][0] > layer.history.rounds:
         raise TicketError(f"{where} has draw {layer.counts[-1][0]} after {layer.history.rounds} rounds")
     return layer
+
+
+def stored_distribution(settings: Settings) -> str:
+    """The distribution of masked weights as a ticket names it: that of the weights, with tags if a mask changes it."""
+    recycled = settings.redraw_from == "kept"
+    return settings.weight_distribution + mask_kinds.tags(settings.mask, settings.coats, settings.binarize, recycled)
+
+
+def _possible(settings: Settings) -> Sequence[int]:
+    return mask_kinds.possible(settings.mask, settings.coats)
+
+
+def _multiplies(layer: LayerHeader) -> bool:
+    """Whether kept weights are stored without what they are multiplied by."""
+    return layer.stored != "level" and layer.settings.mask in ("signed", "multicoat")
 
 
 def _values(stored: str, distribution: str, levels: Mapping[str, tuple[int, ...]]) -> Sequence[int]:

@@ -5,6 +5,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, cast, overload
 
 import torch
@@ -23,7 +24,8 @@ from iterand.parametrization import (
     require_whole_rankings,
     unwrap,
 )
-from iterand.ticket.draws import kept_indices, weights_at
+from iterand.settings import draw_weights
+from iterand.ticket.draws import kept_indices
 from iterand.ticket.read import Ticket, TicketLayer, read_ticket
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -145,6 +147,8 @@ def resume_(model: nn.Module, layers: Mapping[str, TicketLayer], state: Mapping[
     for name, layer in masked.items():
         mask, parametrization = masks[name], layer.parametrization
         parametrization.history = list(layers[name].header.history.runs)
+        source = layers[name].header.settings.redraw_from
+        parametrization.settings = replace(parametrization.settings, redraw_from=source)
         draw = torch.zeros(mask.numel(), dtype=torch.int32)
         draw[kept_indices(mask)] = draws[name]
         parametrization.hold_draws_up_to(int(draw.max()))
@@ -167,6 +171,11 @@ def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, Tick
             raise TicketError(
                 f"{name!r} has shape {list(header.shape)} in it and {list(layer.weight.shape)} in the model"
             )
+        if settings.mask in ("signed", "multicoat") or header.settings.mask != "binary" or settings.binarize:
+            raise TicketError(
+                f"{name!r} has a mask of more than zeros and ones, and a ticket holds no scores; resume from a "
+                "checkpoint, which has them"
+            )
         if settings.sparsity < header.settings.sparsity:
             raise TicketError(
                 f"{name!r} has sparsity {header.settings.sparsity:g} in it and {settings.sparsity:g} in the model; "
@@ -178,6 +187,8 @@ def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, Tick
             continue
         for field in _DRAWN_UNDER:
             ours, theirs = getattr(settings, field), getattr(header.settings, field)
+            if field == "name" and settings.shared:
+                ours = settings.shared
             if ours != theirs:
                 raise TicketError(
                     f"{name!r} has {field} {theirs!r} in it and {ours!r} in the model; prune_ it as it was"
@@ -226,7 +237,8 @@ def _find_draws(layer: TicketLayer, mask: Tensor) -> Tensor:
     draw = torch.zeros(len(index), dtype=torch.int32)
     pending = torch.arange(len(index))
     for number in range(layer.header.rounds + 1):
-        given = weights_at(settings, distribution, index[pending], torch.full_like(pending, number))
+        numbers = torch.full_like(pending, number)
+        given = draw_weights(settings, distribution, index[pending], numbers, layer.header.size)
         draw[pending] = number
         pending = pending[given != values[pending]]
     if len(pending):

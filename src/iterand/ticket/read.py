@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from iterand import distributions, existing, memory, philox
 from iterand.errors import TicketError
+from iterand.settings import draw_weights
 from iterand.ticket import codec, draws, format, load
 from iterand.ticket.header import Header, LayerHeader, from_json
 
@@ -153,10 +154,16 @@ class Stream:
     def __init__(self, data: bytes, layers: Sequence[LayerHeader]) -> None:
         self.data = data
         self._models = [model for layer in layers for model in (layer.mask_model, layer.value_model)]
+        multiplied = [layer.multiplier_model for layer in layers]
+        self.multipliers = {number: len(self._models) + place for place, number in enumerate(
+            number for number, model in enumerate(multiplied) if model is not None
+        )}  # fmt: skip
+        """The number of the sequence of multipliers, by that of the layer."""
+        self._models += [model for model in multiplied if model is not None]
 
     @cached_property
     def symbols(self) -> list[codec.Symbols]:
-        """The coded symbols: mask and kept weights of the first layer, of the second, and so on."""
+        """The coded symbols: mask and kept weights of the first layer, of the second, and so on; then multipliers."""
         try:
             return codec.decode(self.data, self._models)
         except ValueError as error:
@@ -209,8 +216,16 @@ class TicketLayer:
         if self.header.stored == "base":
             raise TicketError(f"layer {self.header.name!r} is a mask on weights of a base, which it does not hold")
         mask = self.mask if mask is None else mask
-        draw = cast(Tensor, self.draws(mask))
-        return draws.weights_at(self.header.settings, self._distribution(), draws.kept_indices(mask), draw)
+        draw, index = cast(Tensor, self.draws(mask)), draws.kept_indices(mask)
+        return draw_weights(self.header.settings, self._distribution(), index, draw, self.header.size)
+
+    def multipliers(self) -> Tensor | None:
+        """What each kept weight is multiplied by, in index order. None if the ticket stores levels, or all are 1."""
+        model = self.header.multiplier_model
+        if model is None:
+            return None
+        values = np.array([value for value, _ in self.header.multipliers], dtype=np.int8)
+        return torch.from_numpy(values.take(self._join("multipliers", model, self.stream.multipliers[self.number])))
 
     def weight(self, digest: "hashlib._Hash | None" = None, base: Tensor | None = None) -> Tensor:
         """θ ⊙ m in the dtype of the model. Adds the symbols and the weights to ``digest``.
@@ -222,12 +237,15 @@ class TicketLayer:
             if digest is not None:
                 draws.update(digest, *self.symbols, torch.empty(0))
             return torch.where(mask, base.detach().to("cpu"), 0.0)
-        values = self.values(mask)
+        values, dtype = self.values(mask), format.DTYPES[self.header.dtype]
+        multipliers = self.multipliers()
+        if multipliers is not None:
+            values = values.to(dtype).float() * multipliers
         if digest is not None:
             weights = torch.from_numpy(self._level_weights()) if self.header.stored == "level" else values
             draws.update(digest, *self.symbols, weights)
         dense = torch.zeros(self.header.size).index_copy_(0, draws.kept_indices(mask), values)
-        return dense.view(self.header.shape).to(format.DTYPES[self.header.dtype])
+        return dense.view(self.header.shape).to(dtype)
 
     @property
     def symbols(self) -> tuple[codec.Symbols, codec.Symbols]:
@@ -236,7 +254,7 @@ class TicketLayer:
 
     @property
     def _key(self) -> philox.Key:
-        return philox.key(self.header.settings.seed, self.header.settings.name)
+        return self.header.settings.key
 
     def _distribution(self) -> distributions.Distribution:
         header = self.header
@@ -244,10 +262,10 @@ class TicketLayer:
             distribution = distributions.get_distribution(header.settings.weight_distribution)
         except ValueError as error:
             raise TicketError(f"layer {header.name!r}: {error}; register_distribution an own one first") from None
-        if distribution.unit32(header.settings.fan_in) != header.unit:
+        if header.settings.unit32(distribution) != header.unit:
             raise TicketError(
                 f"layer {header.name!r} was drawn from a {distribution.name!r} of unit {header.unit}; the one "
-                f"registered here has {distribution.unit32(header.settings.fan_in)}"
+                f"registered here has {header.settings.unit32(distribution)}"
             )
         return distribution
 
@@ -267,8 +285,11 @@ class TicketLayer:
         return torch.from_numpy(values.take(sequence))
 
     def _sequence(self, what: str, model: codec.Model, which: int) -> codec.Symbols:
+        return self._join(what, model, 2 * self.number + which)
+
+    def _join(self, what: str, model: codec.Model, sequence: int) -> codec.Symbols:
         try:
-            return model.join(self.stream.symbols[2 * self.number + which])
+            return model.join(self.stream.symbols[sequence])
         except ValueError as error:
             raise TicketError(f"the {what} of layer {self.header.name!r} cannot be read: {error}") from None
 

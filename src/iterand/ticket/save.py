@@ -1,11 +1,10 @@
 """Save a masked model as a ticket (``save_ticket``).
 
 The tensors of the model are split into masked ones and others. Masks and kept weights are entropy-coded
-(``encode_layers``); a kept weight is stored as its level or as its draw, whichever takes fewer bits. The other tensors,
+(`iterand.ticket.encode`). The other tensors,
 such as batch-norm statistics, are stored as byte planes.
 """
 
-import hashlib
 import json
 import os
 import warnings
@@ -13,11 +12,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from iterand import __version__, distributions, existing, freezing
@@ -26,11 +24,21 @@ from iterand.errors import UnmaskedWarning
 from iterand.files import atomic_write
 from iterand.maskable import list_tensors
 from iterand.masking import left_alone, refuse_computed_further
-from iterand.parametrization import MaskedLayer, MaskedParametrization, calculate_masks, require_masked_layers, unwrap
-from iterand.summarizing import entropy
-from iterand.ticket import codec, draws, format
-from iterand.ticket.draws import History
-from iterand.ticket.header import BaseTensor, FilledTensor, Header, LayerHeader, StoredTensor, to_json
+from iterand.parametrization import (
+    MaskedLayer,
+    require_masked_layers,
+    unwrap,
+)
+from iterand.ticket import format
+from iterand.ticket.encode import encode_layers
+from iterand.ticket.header import (
+    BaseTensor,
+    FilledTensor,
+    Header,
+    StoredTensor,
+    stored_distribution,
+    to_json,
+)
 from iterand.ticket.read import parse
 
 
@@ -136,14 +144,13 @@ def _check_base(base: str | None, content: "_Content", default: str) -> str | No
 
 
 def _custom_levels(layers: Mapping[str, MaskedLayer]) -> dict[str, tuple[int, ...]]:
-    """The levels of custom distributions that have a small support."""
-    states = [layer.parametrization for layer in layers.values()]
-    used = {state.distribution for state in states if not state.is_existing}
-    return {
-        custom.name: tuple(sorted(custom.support))
-        for custom in used
-        if custom.support is not None and custom.name not in distributions.BUILT_IN
-    }
+    """The levels of distributions that have a small support and are not built in."""
+    found = {}
+    for state in (layer.parametrization for layer in layers.values() if not layer.parametrization.is_existing):
+        name, levels = stored_distribution(state.settings), state.settings.levels(state.distribution.support)
+        if levels and name not in distributions.BUILT_IN:
+            found[name] = tuple(levels)
+    return found
 
 
 def _single_element(value: Tensor) -> bytes | None:
@@ -260,176 +267,3 @@ def _storage_key(value: Tensor) -> tuple[object, ...]:
     """A key that is equal for two names of one tied tensor."""
     where = value.device, value.untyped_storage().data_ptr(), value.storage_offset()
     return *where, value.shape, value.stride(), value.dtype
-
-
-# Encoding of masks and kept weights.
-
-Bits = NDArray[np.integer[Any]]
-
-# Draws replace levels, where that is smaller, only if a reader finds them with this many calls of the generator: about
-# a second. They save only a few percent of a file.
-_MAX_GENERATOR_CALLS = 1 << 24
-_MAX_LEVELS = 256  # with a larger support, draws take fewer bits than levels
-
-
-class _KeptWeights(NamedTuple):
-    """The kept weights of one layer in one encoding."""
-
-    stored: str
-    symbols: codec.Symbols
-    counts: dict[int, int]
-    """Level, ordinal or round → number of weights. A symbol is a position in this dict."""
-    weights: Tensor
-    """float32: one weight per level, or one per kept weight if draws are stored."""
-
-    @property
-    def bits(self) -> float:
-        """Entropy of the symbols."""
-        return entropy(list(self.counts.values()))
-
-
-class Encoded(NamedTuple):
-    """The masked tensors of a model, encoded."""
-
-    layers: list[LayerHeader]
-    weights_sha256: str
-    stream: bytes
-
-
-def encode_layers(layers: Mapping[str, MaskedLayer]) -> Encoded:
-    """Encode masks and kept weights: the header of each layer, one SHA-256 and one coded stream."""
-    states = [layer.parametrization for layer in layers.values()]
-    for state in states:
-        state.follow_source_()
-    masks = [state.clear_padding_(mask).to("cpu") for state, mask in zip(states, calculate_masks(states))]
-    indices = [draws.kept_indices(mask) for mask in masks]
-    kept_draws = [_take(layer.draw.int(), index) for layer, index in zip(layers.values(), indices)]
-    coins = sum(
-        int(np.count_nonzero(draw)) * layer.parametrization.rounds for draw, layer in zip(kept_draws, layers.values())
-    )
-    mask_bits = sum(entropy([mask.numel() - len(index), len(index)]) for mask, index in zip(masks, indices))
-    as_ordinals = coins <= draws.allowed_coins(int(mask_bits) // 8)  # the masks alone take this many bytes
-    affordable = sum(map(len, indices)) + coins <= _MAX_GENERATOR_CALLS
-    headers, sequences, models = [], [], []
-    digest = hashlib.sha256()
-    for layer, mask, index, draw in zip(layers.values(), masks, indices, kept_draws):
-        kept = _stored_symbols(layer, index, draw, as_ordinals=as_ordinals, affordable=affordable)
-        header = _header(layer, mask, kept)
-        headers.append(header)
-        mask_symbols = header.mask_model.cut(mask.reshape(-1).numpy().view(np.uint8))
-        value_symbols = header.value_model.cut(kept.symbols)
-        draws.update(digest, mask_symbols, value_symbols, kept.weights)
-        sequences += [mask_symbols, value_symbols]
-        models += [header.mask_model, header.value_model]
-    return Encoded(headers, digest.hexdigest(), codec.encode(sequences, models))
-
-
-def _header(layer: MaskedLayer, mask: Tensor, kept: _KeptWeights) -> LayerHeader:
-    if len(kept.counts) > codec.MAX_ALPHABET:
-        raise ValueError(f"{layer.name!r} holds {len(kept.counts)} different draws; the limit is {codec.MAX_ALPHABET}")
-    state = layer.parametrization
-    return LayerHeader(
-        name=layer.name,
-        shape=tuple(mask.shape),
-        dtype=format.DTYPE_NAMES[layer.weight.dtype],
-        settings=state.settings,
-        unit=0.0 if state.is_existing else state.distribution.unit32(state.settings.fan_in),
-        history=History(tuple(state.history)),
-        stored=kept.stored,
-        counts=tuple(kept.counts.items()),
-        digest=existing.digest(layer.weight) if state.is_existing else "",
-    )
-
-
-def _stored_symbols(
-    layer: MaskedLayer, index: Tensor, draw: Bits, *, as_ordinals: bool, affordable: bool
-) -> _KeptWeights:
-    """The smallest encoding of the kept weights. Checks that it reproduces them bit for bit."""
-    state = layer.parametrization
-    if state.is_existing:
-        symbols: codec.Symbols = np.zeros(len(index), dtype=np.uint8)
-        return _KeptWeights("base", symbols, {0: len(index)} if len(index) else {}, torch.empty(0))
-    weight = _take(_bits(layer.weight.detach()), index)
-    best = _encode_levels(state, weight, layer.weight.dtype)
-    if best is None or (affordable and min(_expected_bits(state, draw).values()) < best.bits):
-        by_draw = _encode_draws(state, index, draw, as_ordinals)
-        if best is None:
-            _check_weights(layer, weight, by_draw.weights)
-        best = by_draw if best is None or by_draw.bits < best.bits else best
-    return best
-
-
-def _encode_levels(state: MaskedParametrization, weight: Bits, dtype: torch.dtype) -> _KeptWeights | None:
-    """Encode each weight as its level. None if the support is too large or a weight is not a level."""
-    levels = sorted(state.distribution.support or ())
-    if not 0 < len(levels) <= _MAX_LEVELS:
-        return None
-    values = torch.tensor(levels, dtype=torch.float32) * state.distribution.unit32(state.settings.fan_in)
-    symbols = np.zeros(weight.shape, dtype=np.uint8)
-    counts: dict[int, int] = {}
-    for level, bits in zip(levels, _bits(values.to(dtype)).tolist()):
-        equal = weight == bits
-        if count := int(np.count_nonzero(equal)):
-            if counts:  # the first symbol is 0
-                symbols += equal.view(np.uint8) * np.uint8(len(counts))
-            counts[level] = count
-    if sum(counts.values()) < len(weight):
-        return None
-    present = torch.tensor([level in counts for level in levels])
-    return _KeptWeights("level", symbols, counts, values[present])
-
-
-def _encode_draws(state: MaskedParametrization, index: Tensor, numbers: Bits, as_ordinals: bool) -> _KeptWeights:
-    """Encode each weight as its draw: as an ordinal (``iterand.ticket.draws``) or as the round."""
-    draw = torch.from_numpy(numbers).to(torch.int64)
-    drawn = draws.weights_at(state.settings, state.distribution, index, draw)
-    redrawn = draw.nonzero().squeeze(1)
-    history = History(tuple(state.history))
-    if as_ordinals and any(threshold < draws.ALWAYS for threshold, _ in history.runs):
-        expected = _expected_bits(state, numbers)
-        stored = min(expected, key=lambda encoding: expected[encoding])
-        # On the device of the model: tens of millions of coins take seconds on a CPU.
-        index, redrawn_draw = (tensor[redrawn].to(state.score.device) for tensor in (index, draw))
-        ordinal = draws.ordinals(index, redrawn_draw, state.key, history, latest=stored == "latest").to("cpu")
-        if ordinal.all():
-            values = torch.zeros_like(draw).index_copy_(0, redrawn, ordinal)
-            return _KeptWeights(stored, *_to_symbols(values.numpy()), drawn)
-    return _KeptWeights("round", *_to_symbols(numbers), drawn)
-
-
-def _expected_bits(state: MaskedParametrization, draw: Bits) -> dict[str, float]:
-    """Estimated size of the draws as ordinals, by encoding."""
-    return draws.ordinal_bits(np.bincount(draw, minlength=1), History(tuple(state.history)))
-
-
-def _to_symbols(numbers: Bits) -> tuple[codec.Symbols, dict[int, int]]:
-    """Map numbers to symbols 0, 1, … in ascending order. Returns the symbols and number → count."""
-    counts = np.bincount(numbers)
-    present = np.flatnonzero(counts)
-    symbol: codec.Symbols = np.zeros(len(counts), dtype=np.min_scalar_type(max(len(present) - 1, 0)))
-    symbol[present] = np.arange(len(present))
-    return symbol[numbers], dict(zip(present.tolist(), counts[present].tolist()))
-
-
-def _check_weights(layer: MaskedLayer, weight: Bits, drawn: Tensor) -> None:
-    """Refuse weights that differ from the drawn ones, for instance trained weights."""
-    dtype = layer.weight.dtype
-    given = _bits(drawn.to(dtype)).numpy()
-    if not np.array_equal(given, weight):
-        first = int(np.flatnonzero(given != weight)[0])
-        held, expected = (torch.tensor(bits[first]).view(dtype).item() for bits in (weight, given))
-        raise ValueError(
-            f"the kept weights of {layer.name!r} are not the ones its seed and draws give (the first that differs is "
-            f"{held:g}, drawn was {expected:g}); a ticket holds random weights only: keep trained ones with torch.save"
-        )
-
-
-def _take(tensor: Tensor, index: Tensor) -> Bits:
-    """The elements at these flat indices, on the host."""
-    found: Bits = tensor.to("cpu").reshape(-1).numpy()[index.numpy()]
-    return found
-
-
-def _bits(weight: Tensor) -> Tensor:
-    """The bit patterns of the weights, as integers."""
-    return weight.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.itemsize])

@@ -149,7 +149,10 @@ def _default_fan_in(row: Row) -> int:
 
 
 def default_unit(row: Row) -> float | None:
-    """The unit of a layer if its distribution is built in, else None. Existing weights have no levels, so no unit."""
+    """The unit of a layer if its distribution is built in, else None. Existing weights have no levels, so no unit.
+
+    A distribution with tags (``mask_kinds.tags``) is not built in.
+    """
     name = row["weight_distribution"]
     if name == distributions.EXISTING:
         return 0.0
@@ -193,6 +196,7 @@ TABLES = {
         "stored": Column(_one_of("level", "round", "first", "latest", "base"), "level, round, first, latest or base"),
         "counts": Column(_counts, "a list of counts and gaps"),
         "digest": Column(_hexadecimal(0, 16), "32 hexadecimal digits, or none", lambda row: ""),
+        "multipliers": Column(_counts, "a list of counts and gaps", lambda row: []),
     },
     "filled": {
         "name": _NAME,

@@ -1,4 +1,9 @@
-"""The weights of a layer as lists: for each output channel the inputs to add and those to subtract."""
+"""The weights of a layer as lists: for each output channel the inputs to add and those to subtract.
+
+An input is listed as often as its weight is large: a weight of 2c twice.
+"""
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,12 +13,38 @@ from iterand.inference.nodes import Convolution, Linear
 
 ESCAPE = 255  # the code that stands for no weight
 _INTEGERS = 127
+_MOST_TIMES = 8  # that an input is added for one weight
+
+
+class _Levels(NamedTuple):
+    """Weights as multiples of one magnitude per channel."""
+
+    counts: NDArray[np.float32]
+    magnitudes: NDArray[np.float32]
+
+
+def _small_levels(rows: NDArray[np.float32]) -> _Levels | None:
+    """The weights as small multiples of the smallest of their row, or else of all rows; None if they are neither."""
+    sizes = np.abs(rows)
+    smallest = np.where(sizes > 0, sizes, np.inf).min(1, initial=np.inf)
+    for least in (smallest, np.full_like(smallest, smallest.min(initial=np.inf))):
+        magnitudes = np.where(np.isfinite(least), least, 0).astype(np.float32)
+        counts = np.rint(sizes / np.where(magnitudes > 0, magnitudes, 1)[:, None]).astype(np.float32)
+        if (counts * magnitudes[:, None] == sizes).all() and (counts <= _MOST_TIMES).all():
+            return _Levels(counts, magnitudes)
+    return None
+
+
+def _repeated(counts: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The positions, each as often as its count says."""
+    return np.repeat(np.arange(len(counts)), counts.astype(np.int64))
 
 
 class Lists:
     """The weights of a layer that are not zero.
 
-    If the weights of a channel differ by more than their sign, all are added, after multiplying with ``values``.
+    If the weights of a channel are not small multiples of one magnitude, all are added, after multiplying with
+    ``values``.
 
     Args:
         node: The layer.
@@ -29,25 +60,26 @@ class Lists:
     def __init__(self, node: Convolution | Linear, integers: bool) -> None:
         self._inputs = node.weight.shape[1]
         rows = node.weight.reshape(len(node.weight), -1)
-        magnitudes = np.abs(rows).max(1, initial=0)
-        only_signs = bool(((rows == 0) | (np.abs(rows) == magnitudes[:, None])).all())
         scale = node.scale.astype(np.float64)
+        levels = _small_levels(rows)
         if integers:
             rows = rows * np.where(scale < 0, -1, 1)[:, None]
             scale = np.abs(scale)
-        if only_signs:
-            rows, scale = np.sign(rows), scale * magnitudes
-        elif integers:
-            steps = np.where(magnitudes > 0, magnitudes / _INTEGERS, 1).astype(np.float64)
-            rows, scale = np.rint(rows / steps[:, None]), scale * steps
-        masks = [(row > 0, row < 0) if only_signs else (row != 0, row != row) for row in rows]
-        self._places = [(np.flatnonzero(plus), np.flatnonzero(minus)) for plus, minus in masks]
+        if levels is not None:
+            rows, scale = np.sign(rows) * levels.counts, scale * levels.magnitudes
+            self._places = [(_repeated(np.maximum(row, 0)), _repeated(np.maximum(-row, 0))) for row in rows]
+        else:
+            if integers:
+                magnitudes = np.abs(rows).max(1, initial=0)
+                steps = np.where(magnitudes > 0, magnitudes / _INTEGERS, 1).astype(np.float64)
+                rows, scale = np.rint(rows / steps[:, None]), scale * steps
+            self._places = [(np.flatnonzero(row), np.flatnonzero(row != row)) for row in rows]
         self.counts = [len(places) for both in self._places for places in both]
         if max(self.counts) >= 1 << 16:
             raise IterandError(
                 f"a channel of {node.where!r} keeps {max(self.counts):,} weights; inference in C has at most 65,535"
             )
-        self.values = None if only_signs else np.concatenate([row[row != 0] for row in rows])
+        self.values = None if levels is not None else np.concatenate([row[row != 0] for row in rows])
         self.scale = scale
         self.total = rows.sum(1, dtype=np.float64)
 

@@ -8,11 +8,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from iterand import philox
 from iterand.errors import IterandError
 from iterand.inference.nodes import Convolution, Graph, Linear
 from iterand.ticket import Ticket
 from iterand.ticket.codec import Model, lane_count
+from iterand.ticket.header import stored_distribution
 from iterand.ticket.read import TicketLayer
 
 _STORED = ("level", "round", "first", "latest")
@@ -116,7 +116,7 @@ def _match(layers: list[TicketLayer], graph: Graph) -> dict[Convolution | Linear
 
 
 def _check(layer: TicketLayer, node: Convolution | Linear) -> None:
-    name, distribution = layer.header.name, layer.header.settings.weight_distribution
+    name, distribution = layer.header.name, stored_distribution(layer.header.settings)
     if distribution != "signed_constant":
         raise IterandError(
             f"{name!r} has weights of {distribution}; a program decodes signed_constant only; export it with offsets "
@@ -146,7 +146,7 @@ def _describe(layer: TicketLayer, used: bool) -> bytes:
     history = [number for threshold, rounds in runs for number in (
         (rounds + _ALWAYS, 0) if threshold >> 32 else (rounds, threshold)
     )]  # fmt: skip
-    key = philox.key(header.settings.seed, header.settings.name)
+    key = header.settings.key
     return _numbers([*numbers, _STORED.index(header.stored), *key, len(runs), header.history.rounds, *history, *values])
 
 

@@ -24,6 +24,7 @@ _EXPERIMENTS = {
     "imdb": paper.imdb,
     "best": extras.best,
     "ablation": extras.ablation,
+    "family": extras.family,
 }
 
 _TINY_BATCH = {"imagenet": 2}
@@ -72,7 +73,11 @@ def tiny(recipe: Recipe) -> Recipe:
         scale="tiny",
         data=replace(recipe.data, limit=batch * _TINY_STEPS.get(recipe.data.name, 4)),
         network=replace(recipe.network, width_factor=recipe.network.width_factor * width),
-        method=replace(recipe.method, period=len(str(recipe.method.period))),
+        method=replace(
+            recipe.method,
+            period=len(str(recipe.method.period)),
+            freezing_period=len(str(recipe.method.freezing_period)),
+        ),
         learning_rate=replace(recipe.learning_rate, warmup_epochs=1, final_epochs=1),
         training=replace(
             recipe.training,

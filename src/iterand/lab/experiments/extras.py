@@ -1,4 +1,6 @@
-"""Experiments beyond the paper: a quick start on digits, the recommended recipes, and an ablation of them."""
+"""Experiments beyond the paper: digits, the recommended recipes, an ablation of them, and other kinds of masks."""
+
+import json
 
 from iterand.lab.experiments.experiment import Axis, Cell, Experiment, PaperNumber, find_number
 from iterand.lab.experiments.library import find_recipe
@@ -22,6 +24,21 @@ WITHOUT = {
     "running statistics": ["norm_statistics=running"],
 }
 """The cells of the ablation: the settings that turn one part of the recipes ``best-*`` off."""
+
+_BLOCKS = [f"stages.{stage}.*.branch.2.convolution" for stage in range(4)]
+_BY_SIGN = ["candidates=pruned", "redrawn_scores=stay", "rate=0.1"]
+FAMILY = {
+    "binary": [],
+    "Bernoulli": ["mask=bernoulli"],
+    "signed": ["mask=signed", *_BY_SIGN],
+    "multi-coated": ["mask=multicoat", "coats=3"],
+    "biprop": ["binarize=true", "weight_distribution=kaiming_normal", "rank_by=magnitude", *_BY_SIGN],
+    "GEM-Miner": ["mask=gem_miner", "score_distribution=unit_uniform", "sparsity_schedule=geometric", *_BY_SIGN],
+    "recycling": ["redraw_from=kept", "rate=1.0"],
+    "shared blocks": [f"share={json.dumps(_BLOCKS)}"],
+}
+"""The other ways to prune random networks: what they change in a recipe."""
+_FAMILY_NETWORKS = {"Conv6": "conv6", "ResNet18": "resnet18"}
 
 
 def digits() -> Experiment:
@@ -86,4 +103,27 @@ def ablation() -> Experiment:
         seeds=3,
         where="ours",
         plot="bars",
+    )
+
+
+def family() -> Experiment:
+    """Other kinds of masks, with and without randomization, under the paper's settings and under ours."""
+    cells = list[Cell]()
+    for network, base in _FAMILY_NETWORKS.items():
+        for settings, recipe in (("the paper's", find_recipe(base)), ("ours", find_recipe(f"best-{base}"))):
+            for sparsity in (0.5, 0.9):
+                for kind, changes in FAMILY.items():
+                    if kind == "shared blocks" and network == "Conv6":
+                        continue  # it has no two layers of one shape
+                    for method in ("edge_popup", "iterand"):
+                        if kind == "recycling" and method == "edge_popup":
+                            continue  # nothing would be redrawn
+                        chosen = [f"sparsity={sparsity}", f"method.name={method}", *changes]
+                        randomized = "IteRand" if method == "iterand" else "never redrawn"
+                        axes = (("network", network), ("settings", settings), ("sparsity", sparsity))
+                        label = f"{network}, {settings}, p = {sparsity:g}, {kind}, {randomized}"
+                        more = (("kind", kind), ("randomization", randomized))
+                        cells.append(Cell(label, recipe_file.override(recipe, chosen), (*axes, *more)))
+    return Experiment(
+        "family", "Other kinds of masks on CIFAR-10, never redrawn and with IteRand", tuple(cells), 3, "ours", "bars"
     )

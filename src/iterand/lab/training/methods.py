@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from iterand import IterativeRandomization, SparsitySchedule, maskable, prune_, scores
+from iterand import IterativeRandomization, ScoreFreezing, SparsitySchedule, maskable, prune_, scores
 from iterand.backend.reference import cut_together, keeps
 from iterand.lab.networks.lstm import LSTMClassifier
 from iterand.lab.training.recipe import Recipe
@@ -50,6 +50,10 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
         seed=recipe.seed,
         ranking=method.ranking,
         rank_by=method.rank_by,
+        mask=method.mask,
+        coats=method.coats,
+        binarize=method.binarize,
+        share=method.share,
         allocation=method.allocation,
         floor=method.floor,
         norms=method.norms,
@@ -65,12 +69,19 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
                 method.rate,
                 candidates=method.candidates,
                 redrawn_scores=method.redrawn_scores,
+                redraw_from=method.redraw_from,
             )
         )
     if method.sparsity_schedule != "constant":
         steps = max(1, round(method.sparsity_schedule_share * iterations))
         steppers.append(SparsitySchedule(model, method.sparsity_schedule, steps=steps))
-    return Prepared(scores(model), steppers)
+    if method.mask == "gem_miner":
+        steppers.append(ScoreFreezing(model, method.freezing_period))
+    parameters = scores(model)
+    if method.norms == "keep":
+        found = {id(parameter) for parameter in parameters}
+        parameters += [one for one in model.parameters() if one.requires_grad and id(one) not in found]
+    return Prepared(parameters, steppers)
 
 
 # Iterative magnitude pruning

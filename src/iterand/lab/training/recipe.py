@@ -5,7 +5,7 @@ import math
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, get_args
 
-from iterand import distributions, randomization
+from iterand import distributions, mask_kinds, randomization
 from iterand import sparsity as sparsities
 from iterand.backend import RankBy
 from iterand.checks import shown
@@ -128,12 +128,21 @@ class MethodRecipe:
     """Scores compete within their layer or over the whole network."""
     rank_by: str = _choice("score", *get_args(RankBy))
     """Rank raw scores or their magnitude."""
+    mask: str = _choice("binary", *mask_kinds.MASK_KINDS)
+    """What a weight is multiplied by: 0 or 1, or more (``prune_``)."""
+    coats: int = _count(1, 1, mask_kinds.MAX_COATS)
+    """For a ``multicoat`` mask: how many masks are added."""
+    binarize: bool = False
+    """Give the kept weights of a layer one magnitude, the mean of theirs (biprop)."""
+    share: tuple[str, ...] = ()
+    """Patterns: the layers that one of them names have the same random weights."""
     allocation: str = _choice("uniform", *sparsities.ALLOCATIONS)
     """How the sparsity is spread over layers that are ranked one by one."""
     floor: float = _number(0.0, 0, 1)
     """With global ranking, the share of its weights that every layer keeps."""
-    norms: str = _choice("fixed", "fixed", "shifted")
-    """What batch norms add to normalized values: nothing, or a random bias that is masked like a weight."""
+    norms: str = _choice("fixed", "fixed", "shifted", "keep")
+    """What batch norms add to normalized values: nothing, a random bias that is masked like a weight, or what they
+    learn."""
     sparsity_schedule: str = _choice("constant", *sparsities.SCHEDULES)
     """How the sparsity rises from 0 to its final value."""
     sparsity_schedule_share: float = _number(0.5, 1e-6, 1)
@@ -146,6 +155,10 @@ class MethodRecipe:
     """Redraw all pruned weights, or only those with a negative score."""
     redrawn_scores: str = _choice("stay", *randomization.REDRAWN_SCORES)
     """Keep the score of a redrawn weight, or flip its sign when the weight's sign flips."""
+    redraw_from: str = _choice("fresh", *randomization.REDRAW_FROM)
+    """Give redrawn weights fresh values, or those of kept weights (weight recycling)."""
+    freezing_period: int = _count(300, 1)
+    """For ``gem_miner`` masks: iterations between the times at which pruned weights are frozen."""
     rounds: int = _count(3, 1)
     """For ``imp``: how many times weights are pruned and the others rewound."""
 
@@ -160,10 +173,15 @@ class MethodRecipe:
                 distributions.get_distribution(getattr(self, key))
             except ValueError as error:
                 raise RecipeError(f"method.{key}: {error}") from None
+        try:
+            mask_kinds.check_kind(self.mask, self.coats)
+        except ValueError as error:
+            raise RecipeError(f"method.{error}") from None
         by_sign = self.candidates == "negative" or self.redrawn_scores == "follow"
-        if self.rank_by == "magnitude" and by_sign:
+        if (self.mask == "signed" or self.rank_by == "magnitude") and by_sign:
+            what = "method.mask is 'signed'" if self.mask == "signed" else "method.rank_by is 'magnitude'"
             raise RecipeError(
-                "method.rank_by is 'magnitude', where signs of scores say nothing; set method.candidates to 'pruned' "
+                f"{what}, where signs of scores say nothing; set method.candidates to 'pruned' "
                 "and method.redrawn_scores to 'stay'"
             )
 

@@ -203,6 +203,10 @@ def _checked(key: str, entry: Any, value: Any) -> Any:
         if not all(low <= item <= high for item in value):
             raise RecipeError(f"{key} is {shown(value)}; each must be at least {low} and at most {high}")
         return tuple(value)
+    if kind == tuple[str, ...]:
+        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) and is_text(item) for item in value):
+            raise RecipeError(f"{key} is {shown(value)}; it must be a list of texts")
+        return tuple(value)
     if kind is Arguments:
         return _checked_arguments(key, value)
     if type(value) is not kind:

@@ -1,0 +1,203 @@
+"""Kinds of masks: what a weight is multiplied by, from its score. The paper's masks are ``binary``.
+
+A mask is a cut through the scores (`iterand.selection`) whatever its kind, so counts, rankings, schedules and
+randomization are the same for all of them. Here s is the score, t the threshold of the cut, a the multiplier and
+W = a ⊙ θ the masked weight.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from iterand import philox
+from iterand.backend import Cut, RankBy, reference
+
+MaskKind = Literal["binary", "bernoulli", "signed", "multicoat", "gem_miner"]
+"""What a score becomes in the forward pass:
+
+``binary``
+    a = 1 if s > t, else 0 (edge-popup; Ramanujan et al., 2020).
+``bernoulli``
+    While training, a is 1 with probability σ(s), drawn anew in each forward pass; in eval mode ``binary``. Scores begin
+    around the value whose probability is 1 − p (Zhou et al., 2019).
+``signed``
+    a = sign(s) if |s| > t, else 0: a mask of {−1, 0, 1} with the thresholds −t and t (Koster et al., 2022).
+``multicoat``
+    a = Σⱼ 1[s > tⱼ], the sum of k nested masks, of which the j-th keeps (k − j + 1)/k of the kept weights. Weights are
+    drawn smaller, so that kept ones have the variance that they have without coats (Okoshi et al., 2022).
+``gem_miner``
+    a = 1 if s ≥ 0.5 and s > t, else 0, with scores in [0, 1] that ``ScoreFreezing`` keeps there (Sreenivasan et al.,
+    2022).
+"""
+MASK_KINDS: tuple[str, ...] = get_args(MaskKind)
+
+MAX_COATS = 8
+_HALF = 0.5  # from here a score of GEM-Miner is rounded to 1
+_ALL = (1 << 62) - 1  # an index that is behind all weights
+_FIXED_POINT = float(1 << 32)
+
+
+def check_kind(kind: str, coats: int) -> None:
+    """Refuse a kind of mask that there is not, or a number of coats that does not go with it."""
+    if kind not in MASK_KINDS:
+        raise ValueError(f"mask is {kind!r}; it must be one of {', '.join(MASK_KINDS)}")
+    if isinstance(coats, bool) or not isinstance(coats, int) or not 1 <= coats <= MAX_COATS:
+        raise ValueError(f"coats is {coats!r}; it must be a whole number from 1 to {MAX_COATS}")
+    if kind != "multicoat" and coats != 1:
+        raise ValueError(f"coats is {coats}, but mask is {kind!r}; set mask='multicoat', or leave coats out")
+
+
+def ranked_by(kind: MaskKind, asked: RankBy) -> RankBy:
+    """What is ranked: a signed mask keeps the scores of the largest magnitude."""
+    return "magnitude" if kind == "signed" else asked
+
+
+def gain(coats: int) -> float:
+    """The factor of the weights under coats: one over the root mean square of the multipliers 1 … k."""
+    return 1.0 if coats == 1 else math.sqrt(6 / ((coats + 1) * (2 * coats + 1)))
+
+
+def first_offset(kind: MaskKind, sparsity: float) -> float:
+    """What is added to initial scores: the logit of 1 − p where probabilities are σ(s)."""
+    if kind != "bernoulli":
+        return 0.0
+    share = min(max(1 - sparsity, 1e-6), 1 - 1e-6)
+    return math.log(share / (1 - share))
+
+
+def limit(kind: MaskKind, cut: Cut) -> Cut:
+    """The cut that decides what is kept: GEM-Miner keeps no score below 0.5."""
+    if kind != "gem_miner":
+        return cut
+    low = cut.threshold < _HALF
+    return Cut(torch.where(low, _HALF, cut.threshold), torch.where(low, _ALL, cut.last))
+
+
+def kept(ranked: Tensor, cut: Cut) -> Tensor:
+    """m: true where the weight is kept."""
+    return reference.mask_of(ranked, cut) if reference.is_plain(ranked) else reference.keeps(ranked, cut)
+
+
+def multipliers(kind: MaskKind, score: Tensor, ranked: Tensor, cuts: Sequence[Cut]) -> Tensor:
+    """a as int8, for all kinds but a sample: 0 where the weight is pruned. ``cuts`` has one cut for each coat."""
+    first = kept(ranked, cuts[0]).to(torch.int8)
+    if kind == "signed":
+        return torch.where(score < 0, -first, first)
+    for cut in cuts[1:]:
+        first = first + kept(ranked, cut)
+    return first
+
+
+def possible(kind: MaskKind, coats: int) -> tuple[int, ...]:
+    """The multipliers of kept weights, ascending."""
+    return (-1, 1) if kind == "signed" else tuple(range(1, coats + 1))
+
+
+def levels(support: Iterable[int], kind: MaskKind, coats: int) -> list[int]:
+    """The levels of masked weights, ascending, from those of the weights."""
+    return sorted({level * factor for level in support for factor in possible(kind, coats)})
+
+
+def sample(score: Tensor, key: philox.Key, number: Tensor) -> tuple[Tensor, Tensor]:
+    """A Bernoulli mask as int8 and the slope σ'(s), for the ``number``-th forward pass.
+
+    The sample is a function of seed, tensor, index and ``number``.
+    """
+    probability = torch.sigmoid(score.detach().reshape(-1))
+    mask = torch.empty_like(probability, dtype=torch.int8)
+    for part in philox.chunks(probability.numel(), score.device):
+        index = philox.indices(part, score.device)
+        words = philox.philox(index, number.expand(index.shape), key, philox.SAMPLE)
+        mask[part] = (words[0].double() < probability[part].double() * _FIXED_POINT).to(torch.int8)
+    return mask.view(score.shape), (probability * (1 - probability)).view(score.shape)
+
+
+def mean_magnitude(weight: Tensor, mask: Tensor) -> Tensor:
+    """α: the mean magnitude of the kept weights, as float32; the same bits on every device.
+
+    Magnitudes are added as integers, in units of 2⁻³².
+    """
+    parts = (weight.detach().double().abs() * _FIXED_POINT).to(torch.int64)
+    total = torch.where(mask, parts, 0).sum()
+    return (total.double() / (mask.sum().clamp(min=1).double() * _FIXED_POINT)).float()
+
+
+def binarize(weight: Tensor, mask: Tensor) -> Tensor:
+    """α · sign(θ) in float32, with one α for a tensor: the mean magnitude of its kept weights.
+
+    Biprop (Diffenderfer and Kailkhura, 2021).
+    """
+    scale = mean_magnitude(weight, mask)
+    return torch.where(weight.detach() < 0, -scale, scale)
+
+
+def apply_multipliers(weight: Tensor, multipliers: Tensor, threshold: Tensor, dtype: torch.dtype) -> Tensor:
+    """a ⊙ θ; pruned weights become +0, or NaN if the threshold is."""
+    zero = torch.where(threshold.isnan(), threshold, 0.0).float()
+    return torch.where(multipliers == 0, zero, weight.float() * multipliers).to(dtype)
+
+
+class _MultipliedWeight(torch.autograd.Function):
+    """a ⊙ θ, and in the backward pass ∂L/∂s = θ ⊙ ∂L/∂(a ⊙ θ), times σ'(s) where a was sampled."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        weight: Tensor, score: Tensor, multipliers: Tensor, threshold: Tensor, slope: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
+        return apply_multipliers(weight, multipliers, threshold, dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], inputs[4])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None, None, None]:
+        weight, slope = ctx.saved_tensors
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        found = reference.score_gradient(weight, gradient)
+        return None, found if slope is None else found * slope, None, None, None, None
+
+
+def multiply(
+    weight: Tensor,
+    score: Tensor,
+    multipliers: Tensor,
+    threshold: Tensor,
+    slope: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """a ⊙ θ as a function of the scores for autograd."""
+    inputs = weight, score, multipliers, threshold, slope, dtype
+    found: Tensor = _MultipliedWeight.apply(*inputs)  # type: ignore[no-untyped-call]
+    return found
+
+
+def tags(kind: MaskKind, coats: int, binarized: bool, recycled: bool) -> str:
+    """What is special about masked weights, behind the name of their distribution, as a ticket holds it."""
+    words = [f"multicoat{coats}" if kind == "multicoat" else "signed"] if kind in ("signed", "multicoat") else []
+    words += ["binarized"] * binarized + ["recycled"] * recycled
+    return "".join(f":{word}" for word in words)
+
+
+def without_tags(name: str) -> tuple[str, dict[str, Any]]:
+    """The name of a distribution and the settings that its tags stand for."""
+    settings: dict[str, Any] = {}
+    while ":" in name:
+        rest, _, word = name.rpartition(":")
+        digits = word.removeprefix("multicoat")
+        if word == "signed":
+            settings["mask"] = "signed"
+        elif word != digits and digits in map(str, range(1, MAX_COATS + 1)):
+            settings |= {"mask": "multicoat", "coats": int(digits)}
+        elif word in ("binarized", "recycled"):
+            settings |= {"binarize": True} if word == "binarized" else {"redraw_from": "kept"}
+        else:
+            break
+        name = rest
+    return name, settings
