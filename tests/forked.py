@@ -3,28 +3,35 @@
 import multiprocessing
 import os
 import resource
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_IMPORTED = ["iterand.cli.main", "iterand.lab.training.run", "sklearn.datasets", "torch._dynamo"]
+_IMPORTED = ["iterand.cli.main", "iterand.lab.training.run", "torch._dynamo"]
 
 
 class Command:
     """``iterand ARGUMENTS`` in a process, much as ``subprocess.Popen`` has it; what it prints goes to two files."""
 
-    def __init__(self, *arguments: object, folder: Path, prepare: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, *arguments: object, folder: Path, prepare: Callable[[], None] | None = None, **variables: str
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._printed = folder / "stdout", folder / "stderr"
         _CONTEXT.set_forkserver_preload(_IMPORTED)  # of a server that runs already it changes nothing
-        given = [*map(str, arguments)], dict(os.environ), *self._printed, prepare
+        given = [*map(str, arguments)], os.environ | variables, *self._printed, prepare
         self._process = _CONTEXT.Process(target=_run, args=given)
         self._process.start()
 
     def poll(self) -> int | None:
         """The exit code, once it has ended."""
         return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self._process.pid, number)
 
     def kill(self) -> None:
         """End it at once."""
@@ -52,6 +59,7 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["iterand", *arguments]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which the server may ignore
     if prepare is not None:
         prepare()
     main.main()
