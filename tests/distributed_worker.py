@@ -1,18 +1,29 @@
 """What tests/test_distributed.py lets two ranks do, in one start of torchrun since a start takes seconds.
 
-Each rank writes what it saw to FOLDER/rank-N.json.
+python distributed_worker.py FOLDER                  each rank writes what it saw to FOLDER/rank-N.json
+python distributed_worker.py ENDS train DIGITS ...    the command, which ends after its second epoch
+
+ENDS says how, for the first start and each restart: ``0`` or ``1`` for the rank that is killed, ``stop`` for torchrun
+that is asked to stop.
 """
 
 import json
+import os
+import signal
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
 
+from iterand.cli import main as command_line
 from iterand.errors import IterandError
-from iterand.lab.training import loop, recipe_file
+from iterand.lab.data import cifar10
+from iterand.lab.training import distributed, loop, recipe_file
 from iterand.lab.training.distributed import Ranks, digests, joined, share_batch_norms_
 from iterand.lab.training.folder import RunFolder
 from iterand.lab.training.recipe import Recipe
@@ -20,6 +31,7 @@ from iterand.lab.training.run import run
 from iterand.parametrization import masked_layers
 
 CPU = torch.device("cpu")
+RECORDS = 200  # images in a file of CIFAR-10
 
 BASE = ["epochs=2", "width_factor=0.25", "batch_size=300", "period=2", "rate=0.5", "learning_rate.initial=0.1"]
 STILL = ["learning_rate.initial=0", "weight_decay=0", "epochs=3"]
@@ -42,6 +54,11 @@ RECIPES = {
 
 def recipe(name: str) -> Recipe:
     return recipe_file.override(Recipe(name=name), [*BASE, *RECIPES[name]])
+
+
+def small_data():
+    """Let CIFAR-10 have files of few images."""
+    return patch.object(cifar10, "RECORDS", RECORDS)
 
 
 class Watch:
@@ -70,7 +87,8 @@ def finished(name: str, folder: Path, ranks: Ranks, data_dir: Path) -> list[int]
     seen = []
     watch = Watch()
     watch.epoch = lambda session, metrics: seen.append(digests(session.model)[1].tolist())
-    run(recipe(name), RunFolder(folder), device=CPU, data_dir=data_dir, observer=watch, ranks=ranks)
+    with small_data():
+        run(recipe(name), RunFolder(folder), device=CPU, data_dir=data_dir, observer=watch, ranks=ranks)
     return seen[-1]
 
 
@@ -122,6 +140,27 @@ def batch_norm(ranks: Ranks) -> dict[str, float]:
     return far
 
 
+def end_after_an_epoch(end: str) -> None:
+    """Let the ranks end in this way when both have done the second epoch, of which there is no checkpoint yet."""
+    distributed.TIMEOUT = timedelta(days=1)  # nobody waits for a rank that has ended
+    compare = Ranks.compare
+
+    def compare_and_end(ranks: Ranks, model: nn.Module, when: str) -> None:
+        handler = signal.getsignal(signal.SIGTERM)
+        compare(ranks, model, when)  # ranks wait for each other in it
+        if when != "after epoch 2":
+            return
+        if end == str(ranks.number):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if end == "stop":
+            if ranks.first:
+                os.kill(os.getppid(), signal.SIGTERM)
+            while signal.getsignal(signal.SIGTERM) == handler:  # the signal of torchrun changes it
+                time.sleep(0.01)
+
+    Ranks.compare = compare_and_end
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     with joined() as ranks:
@@ -139,4 +178,10 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    first, *arguments = sys.argv[1:]
+    if arguments:
+        end_after_an_epoch(first.split(",")[int(os.environ["TORCHELASTIC_RESTART_COUNT"])])
+        sys.argv[1:] = arguments
+        command_line.main()
+    else:
+        main(Path(first))

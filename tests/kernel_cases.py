@@ -32,6 +32,8 @@ def shrink(monkeypatch):
 
     monkeypatch.setattr(cuts, "CANDIDATES", 512)
     monkeypatch.setattr(cuts, "_WANTED", 64)
+    monkeypatch.setattr(cuts, "_TILE", 128)  # few programs, since each costs the same however much it does
+    monkeypatch.setattr(cuts, "_PROGRAMS", 3)
 
 
 def misses(cuts):

@@ -11,7 +11,7 @@ import torch
 
 import made_up_data
 from iterand.errors import DataError
-from iterand.lab.data import cifar10, load_data
+from iterand.lab.data import cifar10, digits, load_data
 from iterand.lab.data.cifar10 import load_arrays
 from iterand.lab.data.dataset import data_folder, fixed_order, limited
 
@@ -286,6 +286,17 @@ def test_digits_can_be_limited():
     assert float(whole.train.inputs.mean()) == pytest.approx(0, abs=1e-5)
     assert float(whole.train.inputs.std()) == pytest.approx(1, abs=1e-5)
     assert torch.equal(data.test.inputs[1], whole.test.inputs[400 // 30])
+
+
+def test_digits_are_those_of_scikit_learn(tmp_path):
+    """Read from its files or, where these lie elsewhere, with its function."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    for folder in (digits.locate(tmp_path).path, tmp_path):
+        rows = digits._read(folder)
+        np.testing.assert_array_equal(rows[:, :64], images)
+        np.testing.assert_array_equal(rows[:, 64], labels)
 
 
 def test_the_real_set(monkeypatch):

@@ -3,10 +3,9 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,17 +16,18 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 import made_up_data
-from distributed_worker import RECIPES, broken, recipe
+from distributed_worker import RECIPES, RECORDS, broken, recipe, small_data
 from iterand.errors import IterandError
 from iterand.lab.data.dataset import TensorSplit
 from iterand.lab.experiments.library import find_recipe
-from iterand.lab.training import recipe_file
-from iterand.lab.training.distributed import ALONE, TIMEOUT, Ranks, ReportedByOtherRank, digest, error_to_raise, joined
+from iterand.lab.training import distributed, recipe_file
+from iterand.lab.training.distributed import ALONE, Ranks, ReportedByOtherRank, digest, error_to_raise, joined
 from iterand.lab.training.folder import RunFolder, read_checkpoint
 from iterand.lab.training.run import run
 
 CPU = torch.device("cpu")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+WORKER = Path(__file__).with_name("distributed_worker.py")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -35,10 +35,9 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 def two(tmp_path_factory):
     """Everything that two ranks do, once."""
     folder = tmp_path_factory.mktemp("two")
-    made_up_data.write_cifar_binary(folder / "data", made_up_data.cifar_records(10_000))
+    made_up_data.write_cifar_binary(folder / "data", made_up_data.cifar_records(RECORDS))
     broken("iterand", folder / "one, two", ALONE)
-    worker = Path(__file__).with_name("distributed_worker.py")
-    done = subprocess.run([*TORCHRUN, str(worker), str(folder)], env=ENVIRONMENT, capture_output=True, text=True)
+    done = subprocess.run([*TORCHRUN, str(WORKER), str(folder)], env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -47,8 +46,9 @@ def two(tmp_path_factory):
 def one(two):
     """The same recipes in one process."""
     folder = two.parent / "one"
-    for name in RECIPES:
-        run(recipe(name), RunFolder(folder / name), device=CPU, data_dir=two / "data")
+    with small_data():
+        for name in RECIPES:
+            run(recipe(name), RunFolder(folder / name), device=CPU, data_dir=two / "data")
     return folder
 
 
@@ -192,51 +192,87 @@ def test_a_digest_sees_the_last_bit(tensor):
     assert int(digest(tensor)) != int(digest(changed))
 
 
-def ended(*errors):
-    """What each rank raises in the end, if this went wrong on it; nothing of a rank that was killed."""
-    store = HashStore()
-    with ThreadPoolExecutor(len(errors)) as pool:
-        ranks = [(number, error) for number, error in enumerate(errors) if error is not None]
-        return list(pool.map(lambda rank: error_to_raise(store, rank[0], len(errors), rank[1]), ranks))
+class Clock:
+    """A clock that goes on only while all ranks sleep, so that none is too late, however slow the machine is."""
+
+    def __init__(self, ranks):
+        self.now, self.ranks, self.sleeping = 0.0, ranks, []
+        self.changed = threading.Condition()
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        with self.changed:
+            until = self.now + seconds
+            self.sleeping.append(until)
+            self._go_on()
+            self.changed.wait_for(lambda: self.now >= until)
+
+    def leave(self):
+        """A rank has ended."""
+        with self.changed:
+            self.ranks -= 1
+            self._go_on()
+
+    def _go_on(self):
+        if self.sleeping and len(self.sleeping) == self.ranks:
+            self.now = min(self.sleeping)
+            self.sleeping = [until for until in self.sleeping if until > self.now]
+            self.changed.notify_all()
 
 
 @pytest.fixture
-def short(monkeypatch):
-    monkeypatch.setattr("iterand.lab.training.distributed._GRACE_SECONDS", 0.3)
+def ended(monkeypatch):
+    """What each rank raises in the end, if this went wrong on it; nothing of a rank that was killed."""
+
+    def ended(*errors):
+        store = HashStore()
+        ranks = [(number, error) for number, error in enumerate(errors) if error is not None]
+        clock = Clock(len(ranks))
+        monkeypatch.setattr(distributed, "time", clock)
+
+        def end(rank):
+            try:
+                return error_to_raise(store, rank[0], len(errors), rank[1])
+            finally:
+                clock.leave()
+
+        with ThreadPoolExecutor(len(ranks)) as pool:
+            return list(pool.map(end, ranks))
+
+    return ended
 
 
 LOST = RuntimeError("[pair.cc in gloo] Connection closed by peer")
 
 
-def test_an_error_on_all_ranks_is_said_by_the_first():
+def test_an_error_on_all_ranks_is_said_by_the_first(ended):
     first, second = ended(ValueError("wrong"), ValueError("wrong"))
     assert str(first) == "wrong"
     assert isinstance(second, ReportedByOtherRank)
 
 
-@pytest.mark.usefixtures("short")
-def test_an_error_on_one_rank_is_said_by_it():
+def test_an_error_on_one_rank_is_said_by_it(ended):
     first, second = ended(LOST, IterandError("no data here"))
     assert isinstance(first, ReportedByOtherRank)
     assert str(second) == "rank 1: no data here"
 
 
-@pytest.mark.usefixtures("short")
-def test_ranks_that_are_gone_are_named_by_the_lowest_that_is_left():
+def test_ranks_that_are_gone_are_named_by_the_lowest_that_is_left(ended):
     second, third = ended(None, LOST, LOST, None)
     assert str(second).startswith("ranks 0, 3 ended without a word")
     assert "resumes from the last checkpoint" in str(second)
     assert isinstance(third, ReportedByOtherRank)
 
 
-def test_ranks_that_only_lost_contact_say_so():
+def test_ranks_that_only_lost_contact_say_so(ended):
     first, second = ended(LOST, LOST)
     assert "lost contact with each other ([pair.cc in gloo] Connection closed by peer)" in str(first)
     assert isinstance(second, ReportedByOtherRank)
 
 
-@pytest.mark.usefixtures("short")
-def test_a_bug_is_not_hidden():
+def test_a_bug_is_not_hidden(ended):
     first, second = ended(LOST, KeyError("bug"))
     assert isinstance(second, KeyError)
     assert isinstance(first, ReportedByOtherRank)
@@ -266,34 +302,14 @@ def test_a_rank_takes_its_own_gpu_or_says_why_not(monkeypatch):
         Ranks(2, 3, 2).device(cuda)
 
 
-def start(folder, *options):
+def train(folder, ends, *options):
+    """The command under torchrun, which ends as ``distributed_worker.py`` says: its exit code, and what it prints."""
     changed = [part for setting in SETTINGS for part in ("--set", setting)]
-    return subprocess.Popen(
-        [*TORCHRUN, *options, "-m", "iterand", "train", "digits", "--device", "cpu", "--out", str(folder), *changed],
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    arguments = ["train", "digits", "--device", "cpu", "--out", str(folder), *changed]
+    done = subprocess.run(
+        [*TORCHRUN, *options, str(WORKER), ends, *arguments], env=ENVIRONMENT, capture_output=True, text=True
     )
-
-
-def wait_for_epochs(folder, process, epochs, since=0):
-    """Wait for the log of so many epochs, written by a run that started after ``since``."""
-    started, log = folder / "environment.json", folder / "metrics.jsonl"
-    while True:
-        if started.exists() and log.exists():
-            begun = started.stat().st_mtime_ns
-            if begun > since and log.stat().st_mtime_ns > begun and log.read_text().count("\n") >= epochs:
-                return begun
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-
-
-def rank_process(torchrun, number):
-    for child in Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split():
-        if f"RANK={number}" in Path(f"/proc/{child}/environ").read_text().split("\0"):
-            return int(child)
-    raise AssertionError(f"there is no rank {number}")
+    return done.returncode, done.stdout, ours(done.stderr)
 
 
 def ours(err):
@@ -302,33 +318,20 @@ def ours(err):
     return [line for line in err.splitlines() if line.startswith(("error:", "stopped", "warning:"))]
 
 
-SETTINGS = ["epochs=40", "learning_rate.initial=0", "weight_decay=0"]  # bit-equal whatever the number of ranks
+SETTINGS = ["epochs=4", "learning_rate.initial=0", "weight_decay=0"]  # bit-equal whatever the number of ranks
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the ranks of torchrun through /proc")
 def test_killed_restarted_stopped_and_finished_by_one_process(tmp_path):
     folder = tmp_path / "run"
-    process = start(folder)
-    begun = wait_for_epochs(folder, process, 1)
-    killed = time.monotonic()
-    os.kill(rank_process(process, 1), signal.SIGKILL)
-    out, err = process.communicate()
-    assert time.monotonic() - killed < TIMEOUT.total_seconds()  # it is noticed, not waited for
-    assert process.returncode == 1
-    (said,) = ours(err)
+    code, out, (said,) = train(folder, "1")
     assert said.startswith("error: rank 1 ended without a word: killed, out of memory, or cut off; start the same")
-    assert out == ""
-    assert read_checkpoint(folder).state["epoch"] >= 1
+    assert (code, out) == (1, "")
+    assert read_checkpoint(folder).state["epoch"] == 1
 
-    process = start(folder, "--max-restarts", "1")
-    begun = wait_for_epochs(folder, process, 2, since=begun)
-    os.kill(rank_process(process, 0), signal.SIGKILL)
-    wait_for_epochs(folder, process, 2, since=begun)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate()
-    killed, stopped = ours(err)
+    _, _, (killed, stopped) = train(folder, "0,stop", "--max-restarts", "1")
     assert killed.startswith("error: rank 0 ended without a word")
     assert stopped == "stopped and saved; run the same command to resume"
+    assert read_checkpoint(folder).state["epoch"] == 2
 
     settled = recipe_file.override(find_recipe("digits"), SETTINGS)
     result = run(settled, RunFolder(folder), device=CPU)["result"]

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 import uuid
@@ -17,6 +16,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from forked import Command
 from iterand.cli import reproduce as cli_reproduce
 from iterand.cli.main import app
 from iterand.errors import IterandError, MissingExtraError
@@ -259,15 +259,18 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, cluster):
         list(cluster.run_tasks([task("IteRand", tmp_path / "file", *SHORT)], jobs=1))
 
 
+TINY = ["digits", "--scale", "tiny", "--seeds", "1"]
+
+
 def reproduce(folder, *arguments, **variables):
-    command = [sys.executable, "-m", "iterand", "reproduce", *arguments, "--engine", "ray", "--out", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    """The command, which prints to files beside the folder of its runs."""
+    printed = folder.with_name(f"{folder.name}-printed")
+    return Command("reproduce", *arguments, "--engine", "ray", "--out", folder, folder=printed, **variables)
 
 
 def test_the_command_uses_a_cluster_that_is_there_and_leaves_it_running(tmp_path, cluster):
     address = ray.get_runtime_context().gcs_address
-    process = reproduce(tmp_path, "digits", "--scale", "tiny", "--seeds", "1", "--address", address, "--json")
+    process = reproduce(tmp_path, *TINY, "--address", address, "--jobs", "1", "--json")
     out, err = process.communicate()
     assert process.returncode == 0, err
     answer = json.loads(out)

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 import iterand
+from iterand.lab.data import cifar10
 from iterand.lab.data.dataset import data_folder
 from iterand.lab.data.imdb import locate
 from iterand.lab.experiments.catalog import tiny
@@ -17,16 +18,21 @@ from iterand.lab.training.folder import RunFolder
 from iterand.lab.training.run import evaluate_run, run
 
 CPU = torch.device("cpu")
+RECORDS = 100  # images in a file of CIFAR-10
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    cifar10 = root / "cifar-10-batches-bin"
-    cifar10.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cifar10, "RECORDS", RECORDS)
+        yield write_data(tmp_path_factory.mktemp("data"))
+
+
+def write_data(root):
+    folder = root / "cifar-10-batches-bin"
+    folder.mkdir()
     for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
-        with (cifar10 / f"{name}.bin").open("wb") as file:
-            file.truncate(10_000 * 3_073)  # black images of class 0; the file takes no room
+        (folder / f"{name}.bin").write_bytes(bytes(RECORDS * 3_073))  # black images of class 0
     for part in ("train", "val"):
         for name in ("a", "b", "c"):
             folder = root / "imagenet" / part / name

@@ -33,11 +33,10 @@ def load_tables():
 
 
 tables = load_tables()
-REPORT = tables.report()
 
 
 def cells(experiment, least=2):
-    (outcome,) = (outcome for outcome in REPORT.outcomes if outcome.experiment.name == experiment)
+    (outcome,) = (outcome for outcome in tables.report().outcomes if outcome.experiment.name == experiment)
     return [cell for cell in outcome.cells if cell.summary and cell.summary.n >= least]
 
 
@@ -162,7 +161,7 @@ def test_the_rows_of_figure_2():
 
 def test_the_rows_of_film_reviews():
     lines, notes = rows(REPRODUCE), rows(NOTES)
-    (outcome,) = (outcome for outcome in REPORT.outcomes if outcome.experiment.name == "imdb")
+    (outcome,) = (outcome for outcome in tables.report().outcomes if outcome.experiment.name == "imdb")
     records = [json.loads(path.read_text()) for path in RECORDS.glob("exploration/*lstm*.json")]
     closed = [record for record in records if "forget_bias" not in record["recipe"]["network"]]  # made before it was
     for cell in outcome.cells:
@@ -319,8 +318,8 @@ def test_the_names_of_the_method_page_exist():
 
 
 def test_no_record_is_damaged_or_counted_twice():
-    assert REPORT.damaged == ()
-    assert REPORT.superseded == ()
+    assert tables.report().damaged == ()
+    assert tables.report().superseded == ()
 
 
 @pytest.mark.parametrize("path", RUNS, ids=[str(path.relative_to(RECORDS)) for path in RUNS])

@@ -3,54 +3,37 @@
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "iterand", "train", "digits", "--device", "cpu"]
-SETTINGS = ["--set", "epochs=8"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+import forked
+
+ARGUMENTS = ["train", "digits", "--device", "cpu", "--set", "epochs=8"]
 
 
-# The same command, which gets a signal after its third epoch.
-SIGNALLED = """
-import os, sys
-from iterand.cli import main, train
-
-class Observer(train.ProgressObserver):
-    def epoch(self, session, metrics):
-        super().epoch(session, metrics)
-        if metrics["epoch"] == 3:
-            os.kill(os.getpid(), int(os.environ["SIGNAL"]))
-
-train.ProgressObserver = Observer
-main.main()
-"""
+def start(folder, **options):
+    return forked.Command(*ARGUMENTS, "--out", folder, folder=folder.with_name(f"{folder.name}-printed"), **options)
 
 
-def start(folder, *extra, **options):
-    return subprocess.Popen(
-        [*COMMAND, *SETTINGS, "--out", str(folder), *extra],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=ENVIRONMENT,
-        **options,
-    )
+def start_alone(folder):
+    """The same from nothing, as a user starts it."""
+    command = [sys.executable, "-m", "iterand", *ARGUMENTS, "--out", str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def interrupt(folder, number):
-    """Start the command and interrupt it."""
-    command = [sys.executable, "-c", SIGNALLED, *COMMAND[3:], *SETTINGS, "--out", str(folder)]
-    process = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | {"SIGNAL": str(int(number))})
+    """Start the command, which gets a signal after its third epoch."""
+    process = start(folder, prepare=partial(forked.signalled, 3, number))
+    _, err = process.communicate()
     assert process.returncode == 130
-    assert "run the same command to resume" in process.stderr
-    assert "Traceback" not in process.stderr
+    assert "run the same command to resume" in err
+    assert "Traceback" not in err
 
 
 def finish(process):
@@ -91,8 +74,8 @@ def compare(folder, whole):
 
 def test_sigkill_at_any_moment(tmp_path, whole):
     moments = random.Random(0)
-    for _ in range(2):
-        process = start(tmp_path)
+    for begin in (start_alone, start):
+        process = begin(tmp_path)
         wait_for(tmp_path / "checkpoint.safetensors", process)
         time.sleep(moments.uniform(0.0, 1.0))
         process.kill()
@@ -113,7 +96,7 @@ def test_full_disk_while_saving_leaves_the_old_checkpoint(tmp_path, interrupted,
     shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True)
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
     limit = len(before) // 2  # room for the logs, not for a checkpoint
-    process = start(tmp_path, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    process = start(tmp_path, prepare=partial(forked.limited, limit))
     _, err = process.communicate()
     assert process.returncode == 1
     assert "cannot write the checkpoint" in err

@@ -27,7 +27,7 @@ class ImageSplit:
         self._normalize = normalize
         self._augmentation = augmentation
         self._side: int = images.shape[-1]
-        self._resample = None if augmentation == "none" else Resampler(self._side, PADDING, images.device)
+        self._resample = None if augmentation == "none" else _resampler(self._side, PADDING, images.device)
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -161,6 +161,12 @@ class Resampler:
             return self._table[flip, start, extent - 1]
         weights = _bilinear(start.view(-1, 1, 1), extent.view(-1, 1, 1), self._side, self._padding)
         return torch.where(flip.view(-1, 1, 1) > 0, weights.flip(1), weights)
+
+
+@functools.lru_cache(maxsize=1)
+def _resampler(side: int, padding: int, device: torch.device) -> Resampler:
+    """The resampler that all splits of a data set share, since its table takes time and memory."""
+    return Resampler(side, padding, device)
 
 
 def box_weights(side: int, padding: int) -> Tensor:

@@ -1,6 +1,7 @@
 """All experiments by name, in a profile and at a scale."""
 
 from dataclasses import replace
+from functools import cache
 
 from iterand.checks import unknown
 from iterand.lab.experiments import extras, paper
@@ -42,6 +43,7 @@ def experiment_names() -> list[str]:
     return list(_EXPERIMENTS)
 
 
+@cache
 def find_experiment(name: str, profile: str = "paper", scale: str = "full") -> Experiment:
     """The experiment of this name, in a profile, at a scale; profiles do not change the experiments of our own."""
     if name not in _EXPERIMENTS:
@@ -49,13 +51,18 @@ def find_experiment(name: str, profile: str = "paper", scale: str = "full") -> E
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}; there are {', '.join(SCALES)}")
     check_profile(profile)
-    experiment = _EXPERIMENTS[name]()
+    experiment = _built(name)
     ours = experiment.where == "ours"
     cells = tuple(cell if ours else replace(cell, recipe=adapt(cell.recipe, profile)) for cell in experiment.cells)
     if scale == "tiny":
         cells = tuple(replace(cell, recipe=tiny(cell.recipe)) for cell in cells)
         return replace(experiment, cells=cells, seeds=1)
     return replace(experiment, cells=cells)
+
+
+@cache
+def _built(name: str) -> Experiment:
+    return _EXPERIMENTS[name]()
 
 
 def tiny(recipe: Recipe) -> Recipe:

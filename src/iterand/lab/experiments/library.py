@@ -80,7 +80,7 @@ def _check_same(key: str, wanted: str, found: str, what: str) -> None:
 def _read(name_or_path: str, settings: Sequence[str], of_package: Callable[[str], Recipe]) -> Recipe:
     is_path = _is_path(name_or_path)
     recipe = _read_file(Path(name_or_path), of_package) if is_path else of_package(name_or_path)
-    return _with_absolute_paths(recipe_file.override(recipe, settings), Path.cwd())
+    return _with_absolute_paths(recipe_file.override(recipe, settings) if settings else recipe, Path.cwd())
 
 
 def _is_path(name: str) -> bool:

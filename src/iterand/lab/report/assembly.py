@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -121,6 +121,7 @@ def _as_text(name: Path) -> str:
     return str(name).encode("utf-8", "backslashreplace").decode()
 
 
+@cache
 def identity(recipe: Recipe) -> str:
     """The digest of a recipe without its seed, name and description: cells and records are matched by it."""
     values = recipe_file.as_dict(replace(recipe, seed=0))

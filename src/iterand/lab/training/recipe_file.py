@@ -126,8 +126,13 @@ def changed(recipe: Recipe) -> dict[str, Any]:
 
 def _changed(recipe: Recipe) -> dict[str, Any]:
     settings = _flatten(as_dict(from_dict(as_dict(recipe))))
-    defaults = _flatten(json.loads(json.dumps(asdict(Recipe()))))
+    defaults = _defaults()
     return {key: value for key, value in settings.items() if value != defaults[key]}
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    return _flatten(json.loads(json.dumps(asdict(Recipe()))))
 
 
 def difference(old: Recipe, new: Recipe) -> list[str]:
