@@ -404,11 +404,11 @@ def test_statistics_of_batch_norms_are_a_tasks_own():
     assert torch.equal(tasks.activate("a")(inputs), model(inputs))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_types(dtype):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_types_and_sizes(dtype):
     def make():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Conv1d(1, 3, 3)).to(dtype)
+        return nn.Sequential(nn.Linear(9, 7), nn.Linear(271, 300), nn.Conv1d(1, 3, 3)).to(dtype)
 
     data = ticket(0, make=make, trainable=(), overrides={"2": 0.5})
     tasks = iterand.TaskSet(make())
