@@ -23,6 +23,7 @@ SPREADS = {
     "augment": ["epoch_milliseconds", "images_a_second"],
     "epoch": ["seconds", "data_seconds", "steps_seconds", "evaluation_seconds"],
     "ticket": ["write_seconds", "load_seconds"],
+    "tasks": ["first_milliseconds", "again_milliseconds", "cached_milliseconds", "ratio_to_copy"],
     "inference": ["milliseconds"],
 }
 

@@ -1,6 +1,9 @@
 """TaskSet: many tickets on one model, exact round trips, a task per row."""
 
 import copy
+import pickle
+import re
+import threading
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from torch import nn
 import iterand
 from iterand.errors import TicketError
 from iterand.ticket import read, save
+from iterand.ticket import tasks as module
 from test_existing import bits
 
 TASKS = 10
@@ -107,6 +111,19 @@ def test_what_a_task_holds_does_not_grow_with_the_base(tasks):
     assert len(tasks._masked) == 3
 
 
+def test_as_many_are_cached_as_fit_into_memory(tickets, plains, monkeypatch):
+    masked = 4 * 16 * 24 * 4  # bytes: four layers of float32
+    monkeypatch.setattr(module, "_CACHE_BYTES", 2 * masked + 1)
+    tasks = iterand.TaskSet(build())
+    for number in (0, 1, 2):
+        tasks.add(str(number), read.parse(tickets[number]))
+        tasks.activate(str(number))
+    assert list(tasks._masked) == ["1", "2"]
+    monkeypatch.setattr(module, "_CACHE_BYTES", 1)
+    assert same(tasks.activate("0"), plains[0])
+    assert list(tasks._masked) == ["0"]
+
+
 def test_files_and_names(tasks, tickets, tmp_path):
     (tmp_path / "a.ticket").write_bytes(tickets[0])
     tasks.add("file", tmp_path / "a.ticket")
@@ -121,12 +138,20 @@ def test_files_and_names(tasks, tickets, tmp_path):
 
 
 def test_what_is_refused(tasks, tickets, tmp_path):
-    with pytest.raises(ValueError, match="unknown task '10'; "):
+    with pytest.raises(ValueError, match="unknown task '10'; did you mean '1'"):
         tasks.activate("10")
+    with pytest.raises(ValueError, match=r"unknown task 'x'; there are 0, 1, 2, 3, 4, 5, 6, 7, 8, 9$"):
+        tasks.activate("x")
+    with pytest.raises(ValueError, match=re.escape("unknown task ['0']; there are 0, 1")):
+        tasks.activate(["0"])
     with pytest.raises(ValueError, match="there is no task 'a'; add it first"):
         iterand.TaskSet(build()).activate("a")
-    with pytest.raises(ValueError, match="name is '0'; it must be a text that no other task has"):
+    with pytest.raises(ValueError, match="name is '0'; it must be a printable text that no other task has"):
         tasks.add("0", read.parse(tickets[0]))
+    with pytest.raises(ValueError, match="it must be a printable text"):
+        tasks.add("a\nb", read.parse(tickets[0]))
+    with pytest.raises(ValueError, match="ticket is a bytes; it must be a path, or what read_ticket gives"):
+        tasks.add("a", tickets[0])
     (tmp_path / "random.ticket").write_bytes(save.ticket_bytes(iterand.prune_(build(), 0.2)))
     with pytest.raises(TicketError, match=r"random\.ticket': it holds all its weights itself, so it is no task"):
         tasks.add("random", tmp_path / "random.ticket")
@@ -150,6 +175,113 @@ def test_a_ticket_on_another_base_is_refused_while_a_task_is_active(tasks, ticke
         tasks.add("other", read.parse(ticket(0, make=other)))
     tasks.add("again", read.parse(tickets[0]))
     assert tasks.active == "3"
+
+
+def test_a_base_that_changes_is_noticed(tasks, tickets, plains):
+    tasks.activate("1")
+    tasks.deactivate()
+    with torch.no_grad():
+        tasks.model.head.bias.add_(1)  # every task has one of its own
+        assert same(tasks.activate("1"), plains[1])
+        tasks.deactivate()
+        tasks.model.layers[1][2].weight[3, 4] += 1
+    sentence = r"'layers\.1\.2\.weight' of the base has changed since tasks were added; load its weights again"
+    for refused in (lambda: tasks.activate("1"), lambda: tasks.add("a", read.parse(tickets[0]))):
+        with pytest.raises(ValueError, match=sentence):
+            refused()
+    assert tasks.active is None
+    tasks.model.load_state_dict(build().state_dict())
+    assert same(tasks.activate("1"), plains[1])
+
+
+def test_a_tensor_that_changes_is_noticed_by_the_tasks_that_use_it(tickets):
+    tasks = iterand.TaskSet(build())
+    tasks.add("own norm", read.parse(tickets[0]))
+    tasks.add("norm of the base", read.parse(ticket(1, trainable="head")))
+    with torch.no_grad():
+        tasks.model.norm.bias.add_(1)
+    for _ in range(2):
+        tasks.activate("own norm")
+        with pytest.raises(ValueError, match=r"'norm\.bias' of the base has changed"):
+            tasks.activate("norm of the base")
+        tasks.deactivate()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.double(),
+        lambda model: setattr(model.norm, "bias", nn.Parameter(torch.zeros(16))),
+        lambda model: setattr(model.norm.bias, "data", torch.zeros(16)),
+    ],
+)
+def test_a_model_that_is_exchanged_is_noticed(tasks, change):
+    change(tasks.activate("0"))
+    with pytest.raises(ValueError, match="of the model is not where this TaskSet put it"):
+        tasks.activate("1")
+
+
+def test_the_base_is_restored_even_if_the_model_was_converted(tasks):
+    tasks.activate("0").double()
+    with pytest.raises(ValueError, match=r"'\S+' of the model is not where this TaskSet put it: the model was moved"):
+        tasks.deactivate()
+    for name in ("layers.0.0.weight", "head.weight"):
+        assert torch.equal(tasks.model.get_parameter(name), build().get_parameter(name))
+
+
+def test_two_sets_on_one_model_take_turns(tasks, tickets, plains):
+    other = iterand.TaskSet(tasks.model)
+    other.add("a", read.parse(tickets[4]))
+    tasks.activate("0")
+    with pytest.raises(ValueError, match="or another TaskSet is active on it; deactivate that one"):
+        other.activate("a")
+    assert same(tasks.model, plains[0])
+    late = iterand.TaskSet(tasks.model)  # its base is the active task
+    with pytest.raises(TicketError, match=r"'layers\.0\.0\.weight' \(and 3 more\) of the model differs"):
+        late.add("a", read.parse(tickets[4]))
+    tasks.deactivate()
+    assert same(other.activate("a"), plains[4])
+    assert same(other.deactivate(), build())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda tasks: pickle.loads(pickle.dumps(tasks))])
+def test_a_copy_is_independent(tasks, plains, duplicate):
+    tasks.activate("0")
+    other = duplicate(tasks)
+    assert same(other.model, plains[0])
+    assert same(other.activate("1"), plains[1])
+    assert same(tasks.model, plains[0])
+    assert same(other.deactivate(), build())
+
+
+def test_threads_switch_one_after_the_other(tasks, plains):
+    failures = []
+
+    def switch(start):
+        try:
+            for step in range(60):
+                tasks.activate(str((start + step) % TASKS))
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=switch, args=(start,)) for start in (0, 3, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert same(tasks.model, plains[int(tasks.active)])
+    assert same(tasks.deactivate(), build())
+
+
+def test_gradients(tasks):
+    with torch.inference_mode():
+        tasks.activate("0")
+    tasks.model(INPUTS).sum().backward()  # tensors that were made in inference mode would be refused
+    before = tasks.model(INPUTS).sum()
+    tasks.activate("1")
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        before.backward()
 
 
 def test_a_ticket_that_cannot_be_decoded_leaves_the_active_task(tasks, tickets):
@@ -183,13 +315,28 @@ def test_a_row_per_task(tasks, plains):
 def test_rows_that_do_not_fit(tasks):
     with (
         tasks.rows(["0", "1"]) as model,
-        pytest.raises(ValueError, match=r"of shape \[6, 5, 16\] for 2 tasks; give one"),
+        pytest.raises(ValueError, match=r"'layers\.0\.0' gets a tensor of shape \[6, 5, 16\] for 2 tasks; give one"),
     ):
         model(INPUTS)
     with pytest.raises(ValueError, match="unknown task 'x'"), tasks.rows(["x"]):
         pass
+    for wrong in (3, [["0"]]):
+        with pytest.raises(ValueError, match="it must be a list with a name or None for each row"), tasks.rows(wrong):
+            pass
     tasks.deactivate()
     assert same(tasks.model, build())
+
+
+def test_nothing_is_switched_inside_a_block_of_rows(tasks, plains):
+    inside = (tasks.deactivate, lambda: tasks.activate("1"), lambda: tasks.remove("0"), tasks.rows(["0"]).__enter__)
+    with tasks.rows(["0"]):
+        for refused in inside:
+            with pytest.raises(ValueError, match="the rows of a batch have a task each inside this block; leave it"):
+                refused()
+    assert same(tasks.activate("1"), plains[1])
+    tasks.model.norm.forward = lambda inputs: inputs
+    with pytest.raises(ValueError, match=r"'norm' has a forward of its own, which cannot have"), tasks.rows(["0"]):
+        pass
 
 
 @pytest.mark.parametrize(
@@ -257,11 +404,11 @@ def test_statistics_of_batch_norms_are_a_tasks_own():
     assert torch.equal(tasks.activate("a")(inputs), model(inputs))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_other_types(dtype):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_types_and_sizes(dtype):
     def make():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(9, 7), nn.ReLU(), nn.Conv1d(1, 3, 3)).to(dtype)
+        return nn.Sequential(nn.Linear(9, 7), nn.Linear(271, 300), nn.Conv1d(1, 3, 3)).to(dtype)
 
     data = ticket(0, make=make, trainable=(), overrides={"2": 0.5})
     tasks = iterand.TaskSet(make())

@@ -22,8 +22,8 @@ def bench(
     network: Annotated[
         list[str] | None,
         typer.Option(
-            help="Recipe whose network is measured, such as conv6; for loop also timm:NAME and bert; for "
-            "inference also timm:NAME and a ticket's file; repeatable.",
+            help="Recipe whose network is measured, such as conv6; for loop and tasks also timm:NAME, bert and "
+            "minilm; for inference also timm:NAME and a ticket's file; repeatable.",
             autocompletion=options.completing(options.recipes),
         ),
     ] = None,

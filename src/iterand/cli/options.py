@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from importlib.resources import files
 
-BENCHMARKS = ("step", "loop", "select", "randomize", "augment", "epoch", "ticket", "inference")
+BENCHMARKS = ("step", "loop", "select", "randomize", "augment", "epoch", "ticket", "tasks", "inference")
 DATASETS = ("digits", "cifar10", "imagenet", "imdb")
 EXPERIMENTS = (
     "digits",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from iterand.checks import unknown
-from iterand.lab.benchmarks import epoch, inference, loop, operations, step, ticket
+from iterand.lab.benchmarks import epoch, inference, loop, operations, step, tasks, ticket
 from iterand.lab.benchmarks.operations import CUT_KNOWN
 from iterand.lab.benchmarks.table import Notify, Options, Table
 from iterand.lab.training.environment import describe
@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "augment": epoch.measure_augment,
     "epoch": epoch.measure_epoch,
     "ticket": ticket.measure,
+    "tasks": tasks.measure,
     "inference": inference.measure,
 }
 

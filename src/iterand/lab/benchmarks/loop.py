@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ _BATCHES = 2
 _WARM_UP = 5  # steps before the first measurement: a graph is captured in the fourth
 EXECUTIONS = ("eager", "compiled", "make_step")
 METHODS = ("dense", "masked")
+_MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+BERTS: dict[str, dict[str, int]] = {"bert": {}, "minilm": _MINILM}
+"""Names of transformers, and where their configuration differs from that of BERT-base."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,9 @@ def measure(options: Options, notify: Notify) -> Table:
 
 
 def find_model(name: str, options: Options) -> Model:
-    """The model of a name: a recipe's network, ``timm:NAME`` or ``bert``."""
-    if name == "bert":
-        return Model(_bert, _tokens, options.batch_size or 32)
+    """The model of a name: a recipe's network, ``timm:NAME``, ``bert`` or ``minilm``."""
+    if name in BERTS:
+        return Model(partial(_bert, name), _tokens, options.batch_size or 32)
     if name.startswith(TIMM):
         return Model(lambda: build_timm(name, 1000, 3, {}), _images(3, 224, 1000), options.batch_size or 64)
     chosen = subject(name)
@@ -170,9 +174,9 @@ def _images(channels: int, side: int, classes: int) -> Callable[[int, torch.Gene
 _WORDS, _LENGTH, _CLASSES = 30_522, 128, 2
 
 
-def _bert() -> nn.Module:
-    """BERT-base with a classifier, from its configuration."""
-    with extra("transformers", "the network bert"):
+def _bert(name: str) -> nn.Module:
+    """BERT-base or MiniLM with a classifier, from its configuration."""
+    with extra("transformers", f"the network {name}"):
         from transformers import BertConfig, BertForSequenceClassification
 
     class Logits(nn.Module):
@@ -180,7 +184,7 @@ def _bert() -> nn.Module:
             super().__init__()
             # Without dropout, so that all executions compute the same.
             dropout: Any = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_labels": _CLASSES}
-            self.bert: Any = BertForSequenceClassification(BertConfig(**dropout))
+            self.bert: Any = BertForSequenceClassification(BertConfig(**dropout, **BERTS[name]))
 
         def forward(self, tokens: Tensor) -> Tensor:
             logits: Tensor = self.bert(input_ids=tokens).logits
