@@ -159,6 +159,18 @@ class TestCodeRunsAsPrinted:
         torch.testing.assert_close(names["outputs"][2], names["base"](images[:1])[0].detach())
         assert said.count("both keep") == 3
 
+    def test_other_kinds_of_masks(self):
+        names = run("guides/kinds.md")
+        assert all(
+            layer.parametrization.coats == 3 for layer in iterand.masked_layers(names["randomizer"].model).values()
+        )
+        coated = iterand.load_ticket("coats.ticket", MyNetwork())
+        assert len(coated.state_dict()[next(iter(iterand.read_ticket("coats.ticket").layers))].abs().unique()) == 4
+        assert all(
+            layer.parametrization.settings.mask == "gem_miner"
+            for layer in iterand.masked_layers(names["model"]).values()
+        )
+
     def test_fast_inference(self):
         names = run("guides/inference.md", [])
         assert names["outputs"].shape == (5, 10)

@@ -428,6 +428,10 @@ def test_embeddings_keep_their_padding_row_at_zero():
         ({"mask": "multicoat", "coats": 9}, "coats is 9; it must be a whole number from 1 to 8"),
         ({"mask": "multicoat", "coats": 2.0}, "coats is 2.0; it must be a whole number from 1 to 8"),
         ({"mask": "signed", "weights": "existing"}, "mask is 'signed', but existing weights are kept as they are"),
+        (
+            {"mask": "bernoulli", "weights": "existing"},
+            "mask is 'bernoulli', but existing weights are kept as they are",
+        ),
         ({"binarize": True, "weights": "existing"}, "binarize is True, but existing weights are kept as they are"),
         ({"mask": "gem_miner", "rank_by": "magnitude"}, "rank_by is 'magnitude', but GEM-Miner rounds scores"),
         ({"mask": "gem_miner", "scores": "uniform"}, "scores is 'uniform', but GEM-Miner rounds scores"),

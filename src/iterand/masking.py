@@ -230,7 +230,7 @@ class _Options:
         if self.scores not in MAGNITUDES:
             distributions.get_distribution(self.scores)
         mask_kinds.check_kind(self.mask, self.coats)
-        if self.existing and (self.mask in ("signed", "multicoat") or self.binarize or self.share):
+        if self.existing and (self.mask != "binary" or self.binarize or self.share):
             what = f"share is {self.share}" if self.share else "binarize is True" if self.binarize else ""
             raise ValueError(
                 f"{what or f'mask is {self.mask!r}'}, but existing weights are kept as they are or pruned; leave it "
