@@ -22,7 +22,7 @@ from ticket_models import FOLDER, GOLDEN, METRICS, RECIPE, golden, golden_model
 PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "ticket-format.md").read_text(encoding="utf-8")
 DICTIONARY = "".join(PAGE.partition("## 8.")[2].split("```")[1].split("\n")).encode()
 NUMPY = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I16": "<i2", "U8": "<u1", "BOOL": "?"}
-DEFAULTS = {"dtype": "F32", "history": []}
+DEFAULTS = {"dtype": "F32", "history": [], "multipliers": []}
 
 
 class Reader:
@@ -48,9 +48,12 @@ class Reader:
         state = self.tensors()
         layers = self.rows("layers")
         counts = [counts for layer in layers for counts in self.counts(layer)]
-        sequences = self.sequences(counts)
+        factors = [[n for n in layer["multipliers"] if n > 0] for layer in layers]
+        sequences = self.sequences(counts + [one for one in factors if one])
+        behind = iter(sequences[2 * len(layers) :])
         for number, layer in enumerate(layers):
-            state[layer["name"]] = self.layer(layer, *sequences[2 * number : 2 * number + 2])
+            symbols = next(behind)[1] if factors[number] else None
+            state[layer["name"]] = self.layer(layer, *sequences[2 * number : 2 * number + 2], symbols)
         assert self.digest.hexdigest() == self.header["weights_sha256"]
         for row in self.rows("filled"):
             value = np.frombuffer(bytes.fromhex(row["element"]), dtype=NUMPY[row["dtype"]])[0]
@@ -169,14 +172,26 @@ class Reader:
         assert [found.count(symbol) for symbol in range(alphabet)] == counts
         return found
 
-    def layer(self, layer: dict, mask: tuple[list[int], list[int]], values: tuple[list[int], list[int]]) -> np.ndarray:
-        """Sections 5 and 6: which weights are kept, and what they are."""
-        levels = {"signed_constant": [-1, 1]}.get(layer["weight_distribution"])
-        present, position = [], 0
-        for count in layer["counts"]:
+    def present(self, counts: list[int], values: list[int] | range) -> list[int]:
+        """The values that occur."""
+        found, position = [], 0
+        for count in counts:
             if count > 0:
-                present.append(levels[position] if layer["stored"] == "level" else position)
+                found.append(values[position])
             position += max(-count, 1)
+        return found
+
+    def layer(
+        self,
+        layer: dict,
+        mask: tuple[list[int], list[int]],
+        values: tuple[list[int], list[int]],
+        factors: list[int] | None = None,
+    ) -> np.ndarray:
+        """Sections 5 and 6: which weights are kept, and what they are."""
+        custom = self.header.get("levels", {})
+        levels = custom.get(layer["weight_distribution"], [-1, 1]) if layer["stored"] == "level" else range(2**24)
+        present = self.present(layer["counts"], levels)
         size = math.prod(layer["shape"])
         kept = [index for index, keep in enumerate(mask[1]) if keep] if 0 < len(values[1]) < size else range(size)
         weights = np.zeros(size, dtype=np.float32)
@@ -184,6 +199,11 @@ class Reader:
             value = present[symbol]
             level = value if layer["stored"] == "level" else self.level(layer, index, value)
             weights[index] = np.float32(level) * self.unit(layer)
+        if factors is not None:
+            assert ":signed" in layer["weight_distribution"]  # no golden file has coats beside draws
+            multipliers = self.present(layer["multipliers"], [-1, 1])
+            for index, symbol in zip(kept, factors):
+                weights[index] *= multipliers[symbol]
         self.digest.update(bytes(mask[0]) + bytes(values[0]))  # no golden file has more than 256 coded symbols
         drawn = [weights[index] for index, _ in zip(kept, values[1])]
         if layer["stored"] == "level":
@@ -192,6 +212,8 @@ class Reader:
         return weights.reshape(layer["shape"]).astype(NUMPY[layer["dtype"]])
 
     def unit(self, layer: dict) -> np.float32:
+        if "unit" in layer:
+            return np.float32(layer["unit"])
         shape = layer["shape"]
         fan_in = layer.get("fan_in", math.prod(shape[1:] if len(shape) > 1 else shape))
         return np.float32(
@@ -209,8 +231,11 @@ class Reader:
             thresholds = [threshold for threshold, rounds in layer["history"] for _ in range(rounds)]
             fell = [r for r, t in enumerate(thresholds, start=1) if self.philox(layer, index, r)[1] < t]
             draw = fell[value - 1] if layer["stored"] == "first" else fell[-value]
+        name, *tags = layer["weight_distribution"].split(":")
+        if "recycled" in tags and draw > 0:
+            index, draw = self.philox(layer, index, draw, 4)[0] * math.prod(layer["shape"]) // 2**32, 0
         word = self.philox(layer, index, draw)[0]
-        match layer["weight_distribution"]:
+        match name:
             case "kaiming_uniform":
                 return 2 * (word // 2**8) + 1 - 2**24
             case "signed_constant":
@@ -221,11 +246,11 @@ class Reader:
                 quantile = NormalDist().inv_cdf(0.5 + (upper - 2**15 + 0.5) / 2**16)
                 return round(quantile * 2**20) * (1 if place >= 2**15 else -1)
 
-    def philox(self, layer: dict, index: int, draw: int) -> list[int]:
+    def philox(self, layer: dict, index: int, draw: int, stream: int = 0) -> list[int]:
         identity = layer.get("identity", layer["name"])
         digest = hashlib.sha256(struct.pack("<Q", layer["seed"]) + identity.encode()).digest()
         k0, k1 = struct.unpack("<II", digest[:8])
-        c = [index % 2**32, index // 2**32, draw, 0]
+        c = [index % 2**32, index // 2**32, draw, stream]
         for _ in range(10):
             hi0, lo0 = divmod(c[0] * 0xD2511F53, 2**32)
             hi1, lo1 = divmod(c[2] * 0xCD9E8D57, 2**32)
@@ -280,6 +305,11 @@ def test_the_golden_files_are_of_all_kinds():
     layers = [layer for ticket in tickets.values() for layer in ticket.header.layers]
     assert {layer.mask_model.kind for layer in layers} == {"constant", "bits", "runs", "groups"}
     assert {layer.value_model.kind for layer in layers} == {"constant", "groups"}
+    assert stored["coats"] == {"level"}
+    assert {layer.settings.coats for layer in tickets["coats"].header.layers} == {3}
+    assert "level" not in stored["recycled"]
+    assert all(layer.multipliers for layer in tickets["recycled"].header.layers)
+    assert any(layer.redrawn for layer in tickets["recycled"].header.layers)
 
 
 def test_the_page_names_every_key():

@@ -35,13 +35,15 @@ SEQUENCES = (torch.arange(5 * 3 * 7).view(5, 3, 7) * 37 % 41).float() / 20 - 1
 WORDS = torch.tensor([0, 3, 5, 1, 2])
 
 
-def searched(model: nn.Module, rounds: int = 6, rate: float = 0.4, **options: object) -> nn.Module:
+def searched(
+    model: nn.Module, rounds: int = 6, rate: float = 0.4, redraw_from: str = "fresh", **options: object
+) -> nn.Module:
     """Prune a model and randomize it some rounds, with scores that move by plain arithmetic in between."""
     options = {"sparsity": 0.5, **options}
     iterand.prune_(model, **options)
     for number in range(rounds):
         stir_(model, number)
-        iterand.randomize_(model, rate)
+        iterand.randomize_(model, rate, redraw_from=redraw_from)
     return model
 
 
@@ -71,6 +73,8 @@ GOLDEN = {
     "normal": {"weights": "kaiming_normal", "seed": 2**63 - 1, "rate": 1.0},
     "sparse": {"weights": "signed_constant", "seed": 3, "sparsity": 0.9, "overrides": {"embedding": "dense"}},
     "lanes": {"weights": "kaiming_uniform", "seed": 1, "sparsity": 0.4, "rounds": 40},
+    "coats": {"weights": "signed_constant", "seed": 5, "mask": "multicoat", "coats": 3},
+    "recycled": {"weights": "kaiming_uniform", "seed": 5, "mask": "signed", "redraw_from": "kept", "rate": 0.9},
 }
 RECIPE = {"network": {"name": "mixed"}, "note": "größer als 1"}
 METRICS = {"accuracy": 0.5}

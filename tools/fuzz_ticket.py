@@ -34,7 +34,8 @@ ODDITIES: tuple[Any, ...] = (*NUMBERS, None, True, "", "x", [], {}, [[]], 0.5, 1
 
 COLUMNS: tuple[tuple[str, Any], ...] = (
     ("fan_in", 5), ("unit", 0.5), ("identity", "x"), ("dtype", "F16"), ("floor", 0.5), ("element", "00"),
-    ("history", [[1 << 31, 1 << 20]]), ("saved_as", "F16"), ("digest", "0" * 32), ("stored", "base"),
+    ("history", [[1 << 31, 1 << 20]]), ("multipliers", [4, 4]), ("saved_as", "F16"), ("digest", "0" * 32),
+    ("stored", "base"),
 )  # fmt: skip
 
 
@@ -62,21 +63,26 @@ def tickets() -> list[Target]:
     """Whole tickets of all kinds."""
     own = {"name": "digits_conv", "width_factor": 0.25, "classes": 10}
     made = []
-    for build, weights, rate, ranking in (
-        (Victim, "kaiming_uniform", 0.3, "layer"),
-        (Victim, "signed_constant", 0.5, "global"),
-        (Victim, "kaiming_uniform", 1.0, "global"),
-        (Victim, "signed_constant", 0.0, "layer"),
-        (None, "signed_constant", 0.2, "layer"),
-        (None, "signed_constant", 1.0, "global"),
-    ):
+    kinds: tuple[tuple[type[nn.Module] | None, str, float, str, dict[str, Any]], ...] = (
+        (Victim, "kaiming_uniform", 0.3, "layer", {}),
+        (Victim, "signed_constant", 0.5, "global", {}),
+        (Victim, "kaiming_uniform", 1.0, "global", {}),
+        (Victim, "signed_constant", 0.0, "layer", {}),
+        (None, "signed_constant", 0.2, "layer", {}),
+        (None, "signed_constant", 1.0, "global", {}),
+        (Victim, "signed_constant", 0.3, "layer", {"mask": "multicoat", "coats": 3}),
+        (Victim, "kaiming_uniform", 0.9, "layer", {"mask": "signed"}),
+        (Victim, "kaiming_normal", 0.3, "global", {"binarize": True}),
+    )
+    for build, weights, rate, ranking, more in kinds:
         sparsity = 0.95 if ranking == "global" and build is None else 0.5
-        model = iterand.prune_(build() if build else build_network(**own), sparsity, weights=weights, ranking=ranking)
+        chosen: dict[str, Any] = {"weights": weights, "ranking": ranking, **more}
+        model = iterand.prune_(build() if build else build_network(**own), sparsity, **chosen)
         for number in range(8):
             with torch.no_grad():
                 for score in iterand.scores(model):
                     score += torch.randn(score.shape, generator=torch.Generator().manual_seed(number)) * score.std()
-            iterand.randomize_(model, rate)
+            iterand.randomize_(model, rate, redraw_from="kept" if rate == 0.9 else "fresh")
         for buffer in model.buffers():
             if buffer.shape == (6,):
                 buffer += torch.arange(6.0)
