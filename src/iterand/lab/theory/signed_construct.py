@@ -1,7 +1,7 @@
 """Subnetworks of random ±c networks: a target at two layers for each of its own, and one weight at many layers.
 
-Weights are ±√(2 / fan_in), as everywhere in this package. ReLU is positively homogeneous, so the steps of Theorems D and E
-are set by gains: positive factors of the outputs, which change no decision.
+Weights are ±√(2 / fan_in), as everywhere in this package. ReLU is positively homogeneous, so the steps of Theorems D
+and E are set by gains: positive factors of the outputs, which change no decision.
 """
 
 import math
@@ -123,7 +123,7 @@ class Chain(NamedTuple):
     @torch.no_grad()
     def error(self, weight: float) -> float:
         """The largest |w·x − gain·g(x)| over |x| ≤ 1. Both sides of g are linear, so it is at x = 1 or x = −1."""
-        right, left = self.model(torch.tensor([[1.0], [-1.0]])).double().squeeze(1).tolist()
+        right, left = map(float, self.model(torch.tensor([[1.0], [-1.0]])).double())
         return max(abs(weight - self.gain * right), abs(weight + self.gain * left))
 
 

@@ -1,9 +1,9 @@
 """Signed constants at more than two layers: digits in base h, the exact failure of pools, and exhaustive search.
 
-L layers count in base h. On each side of x every hidden layer has copies of one number p, which the next layer adds up h
-at a time, and a sum y, to which it adds a digit from 0 to h times p. Slopes are whole multiples of the step s, the
-product of all L constants, from 0 to h + h² + … + h^(L−1). L = 2 is the unary counting of ``signed.py``. ``rounds`` is R,
-as in ``bounds.py``. ``docs/explanation/theory.md`` has the proofs.
+L layers count in base h. On each side of x every hidden layer has copies of one number p, which the next layer adds
+up h at a time, and a sum y, to which it adds a digit from 0 to h times p. Slopes are whole multiples of the step s, the
+product of all L constants, from 0 to h + h² + … + h^(L−1). L = 2 is the counting of ``signed.py``. ``rounds`` is R, as
+in ``bounds.py``. ``docs/explanation/theory.md`` has the proofs.
 """
 
 import math
@@ -99,7 +99,7 @@ def pool_failure(pool: Pool, base: int, layers: int, rounds: int, wanted: Sequen
     if layers == 2:
         side = _misses(total, wanted[0], q)
     else:
-        no_sum = q ** np.arange(pool.sums + 1)
+        no_sum = np.asarray(q ** np.arange(pool.sums + 1), dtype=np.float64)
         missed = _misses(np.arange(pool.copies + 1), wanted[-1], q)[:, None]
         failure = missed + (1 - missed) * no_sum
         for digit in reversed(wanted[1:-1]):
@@ -165,12 +165,11 @@ def best_slope(widths: Sequence[int]) -> int:
                 "tried one by one, so take fewer neurons or layers"
             )
         layers = {layer for choice in choices for layer in combinations_with_replacement(choice, width)}
-    if len(widths) == 1:
-        reached = {slope for layer in layers for slope in _odd_slopes(layer, 1)}
-    else:
-        reached = set()
-        for choice in {_next_neurons(layer) for layer in layers}:
-            reached |= _odd_slopes(choice, widths[-1])
+    if len(widths) == 1:  # every neuron has slope 1 on one side, so the smaller side decides
+        return widths[0] // 2
+    reached: set[int] = set()
+    for choice in {_next_neurons(layer) for layer in layers}:
+        reached |= _odd_slopes(choice, widths[-1])
     return next(slope for slope in range(len(reached) + 1) if slope + 1 not in reached)
 
 
@@ -183,21 +182,15 @@ def _next_neurons(layer: Iterable[Slopes]) -> tuple[Slopes, ...]:
 
 
 def _odd_slopes(choice: Sequence[Slopes], width: int) -> set[int]:
-    """The N such that ``width`` neurons, each one of ``choice`` with sign + or − or pruned, add up to (N, −N).
-
-    At one hidden layer ``choice`` are the neurons themselves, each to be used once, and ``width`` is 1.
-    """
-    if width == 1 and all(sum(neuron) == 1 for neuron in choice):
-        right = sum(neuron[0] for neuron in choice)
-        return set(range(min(right, len(choice) - right) + 1))
+    """The N such that ``width`` neurons, each one of ``choice`` with sign + or − or pruned, add up to (N, −N)."""
     most = width * max((max(neuron) for neuron in choice), default=0)
-    reached = np.zeros((4 * most + 1, 4 * most + 1), dtype=bool)
-    reached[2 * most, 2 * most] = True
+    row = 2 * most + 1
+    reached = 1 << most * row + most  # bit (a + most)·row + b + most is the sum (a, b)
     for _ in range(width):
-        before = reached.copy()
+        before = reached
         for a, b in choice:
-            reached |= np.roll(before, (a, b), (0, 1)) | np.roll(before, (-a, -b), (0, 1))
-    return {slope for slope in range(most + 1) if reached[2 * most + slope, 2 * most - slope]}
+            reached |= before << a * row + b | before >> a * row + b
+    return {slope for slope in range(most + 1) if reached >> (most + slope) * row + most - slope & 1}
 
 
 def check_layers(layers: int) -> None:

@@ -95,7 +95,7 @@ def simulated_width(
         index = 2 * (active[:, None] + neurons * trials)
         first = first_draws(torch.stack([index, index + 1], dim=2), rounds, key, progress)
         running = torch.stack(_kinds(first, rounds)).cumsum(dim=2) + counts[:, active, None]
-        done = _reached(*running, count)
+        done = _reached(running[0], running[1], running[2], count)
         finished = done.any(dim=1)
         needed[active] += torch.where(finished, done.to(torch.uint8).argmax(dim=1) + 1, block)
         counts[:, active] = running[..., -1]
@@ -145,15 +145,16 @@ def _chains(
     sums = torch.ones(trials, 2, 1, dtype=torch.bool)
     for layer in range(1, layers - 1):
         plus = seen(layer, 2, half, copies.shape[2] + sums.shape[2]).plus
-        from_copies, from_sums = plus.split([copies.shape[2], sums.shape[2]], dim=3)
+        from_copies, from_sums = plus[..., : copies.shape[2]], plus[..., copies.shape[2] :]
         enough = (from_copies & copies[:, :, None]).sum(dim=3) >= base
         joined = (from_sums & sums[:, :, None]).any(dim=3) | (layer == 1)
         copies, sums = enough[..., : pool.copies], (enough & joined)[..., pool.copies :]
     last = seen(layers, 2, copies.shape[2] + sums.shape[2])
     wanted = torch.stack([last.plus[:, 0], last.minus[:, 1]], dim=1)
-    from_copies, from_sums = wanted.split([copies.shape[2], sums.shape[2]], dim=2)
+    from_copies, from_sums = wanted[..., : copies.shape[2]], wanted[..., copies.shape[2] :]
     joined = (from_sums & sums).any(dim=2) | (layers == 2)
-    return (((from_copies & copies).sum(dim=2) >= base) & joined).all(dim=1)
+    enough = (from_copies & copies).sum(dim=2) >= base
+    return (enough & joined).all(dim=1)
 
 
 def _signs_by_layer(pool: Pool, layers: int) -> list[int]:
