@@ -143,7 +143,7 @@ def bound_rounds(epsilon: float, delta: float, widths: Sequence[int]) -> int:
 def kaiming_widths(epsilon: float, widths: Sequence[int]) -> list[int]:
     """The widths at which constants √(2 / fan_in) are fine enough: d_i (l ρ_i / ε)², where the step is 2 / √(d·d̃)."""
     return [
-        math.ceil(4 / (Fraction(step) ** 2 * inputs))
+        math.ceil(4 / (step**2 * inputs) * (1 - 1e-12))  # the roots in a step are rounded
         for step, (inputs, _) in zip(network_steps(epsilon, widths), bounds.layers(widths))
     ]
 

@@ -199,21 +199,26 @@ def _plan(target: nn.Sequential, epsilon: float, delta: float, rounds: int | Non
     if rounds is None:
         rounds = signed.bound_rounds(epsilon, delta, widths)
     bounds.check_count("rounds", rounds, most=MOST_ROUNDS)
-    copies = []
+    counts = []
     for weight, step in zip(matrices(target), steps):
-        columns = weight.double().T.tolist()
-        share = delta / (len(steps) * len(columns))
-        counts = [[signed.units(w, step) for w in column] for column in columns]
-        copies.append([signed.column_copies(column, share, rounds) for column in counts])
-        if not any(copies[-1]):
+        counts.append([[signed.units(w, step) for w in column] for column in weight.double().T.tolist()])
+        if not any(map(any, counts[-1])):
             raise ValueError(f"a layer of the target is within epsilon {epsilon:g} of 0, so nothing would be kept")
+    _check_size([[max(column) for column in layer] for layer in counts], widths, "even all signs drawn")
+    copies = [
+        [signed.column_copies(column, delta / (len(steps) * len(layer)), rounds) for column in layer]
+        for layer in counts
+    ]
+    _check_size(copies, widths, f"{rounds} rounds")
+    return _Plan(rounds, steps, copies)
+
+
+def _check_size(copies: Sequence[Sequence[int]], widths: Sequence[int], what: str) -> None:
     size = sum(2 * sum(layer) * (inputs + outputs) for layer, (inputs, outputs) in zip(copies, bounds.layers(widths)))
     if size > LARGEST:
         raise ValueError(
-            f"{rounds} rounds ask for {size} random weights, and at most {LARGEST} are built; raise epsilon, or take "
-            "more rounds"
+            f"{what} ask for {size} random weights, and at most {LARGEST} are built; raise epsilon, or take more rounds"
         )
-    return _Plan(rounds, steps, copies)
 
 
 class SignedExperiment(Experiment):
