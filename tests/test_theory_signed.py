@@ -284,7 +284,10 @@ class TestConstruct:
         assert made.held
         linear = [module.weight.detach() for module in made.model if isinstance(module, nn.Linear)]
         for weight in linear:
-            assert set((weight.abs() / math.sqrt(2 / weight.shape[1])).round(decimals=5).unique().tolist()) <= {0.0, 1.0}
+            assert set((weight.abs() / math.sqrt(2 / weight.shape[1])).round(decimals=5).unique().tolist()) <= {
+                0.0,
+                1.0,
+            }
         found = certify(target, made.model, gains=made.gains, points=256)
         assert found.measured <= found.proven <= 0.4
         x = torch.rand(500, widths[0], generator=torch.Generator().manual_seed(2)) * 2 - 1
@@ -358,7 +361,10 @@ class TestConstruct:
         (lambda: signed.best_failure(4, 1, 0), "rounds has 0"),
         (lambda: signed_depth.largest(2, 1), "layers has 1; it must be a whole number from 2 to 1000"),
         (lambda: signed_tables.failure_rows(0.1, [1], weight=0.05), "0 is within epsilon 0.1 of it"),
-        (lambda: signed_construct.construct(target_network(90, 9), 1e-3, 0.05), "all signs drawn ask for .* raise epsilon"),
+        (
+            lambda: signed_construct.construct(target_network(90, 9), 1e-3, 0.05),
+            "all signs drawn ask for .* raise epsilon",
+        ),
         (lambda: signed_construct.construct(target_network(2, 2), 0.01, 0.05, 0), "rounds has 0"),
     ],
 )

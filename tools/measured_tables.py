@@ -531,7 +531,9 @@ def theory_signed_depth() -> Lines:
          f"{row['failure']:.3g}", _interval(row["simulated"]), f"{row['necessary']:,}"]
         for row in record["depths"]
     ]  # fmt: skip
-    text = f"*Signed constants: hidden width of L layers for f(x) = w·x and all \\|w\\| ≤ 1, ε = {record['epsilon']:g}, "
+    text = (
+        f"*Signed constants: hidden width of L layers for f(x) = w·x and all \\|w\\| ≤ 1, ε = {record['epsilon']:g}, "
+    )
     text += f"δ = {record['delta']:g}, m = {record['units']}; simulated: 1,000 trials, 99 % Clopper-Pearson intervals; "
     text += f"`iterand theory width --weights signed_constant --epsilon {record['epsilon']:g} --rounds 1`.*"
     head = ["L", "base h", "all signs drawn", "R for that", "without redraws", "its failure", "simulated", "necessary"]
@@ -562,7 +564,9 @@ def theory_signed_construct() -> Lines:
         ["accuracy of the target", *(f"{100 * record['target_accuracy']:.2f} %" for record in records)],
         ["lowest accuracy of a construction", *(f"{100 * record['lowest_accuracy']:.2f} %" for record in records)],
     ]
-    text = "*A network 64-12-10 trained on digits, found in random ±c networks, ε = 0.1, δ = 0.05, 360 test images; one "
+    text = (
+        "*A network 64-12-10 trained on digits, found in random ±c networks, ε = 0.1, δ = 0.05, 360 test images; one "
+    )
     text += "core of a CPU; `iterand theory construct --weights signed_constant --rounds R`.*"
     return [text, "", *markdown(["", *(f"R = {record['rounds']}" for record in records)], rows)]
 

@@ -179,14 +179,19 @@ def width_saved() -> Lines:
         found = cells("figure2", network=network)
         widths = sorted({width for method, width in found if method == "edge-popup (SC)"})
         for narrow, wide in pairwise(widths):
-            ours, *theirs = (found["IteRand (SC)", narrow], *(found["edge-popup (SC)", width] for width in (narrow, wide)))
+            ours, *theirs = (
+                found["IteRand (SC)", narrow],
+                *(found["edge-popup (SC)", width] for width in (narrow, wide)),
+            )
             low, high = (cell.summary.mean for cell in theirs if cell.summary)
             mean = ours.summary.mean if ours.summary else 0.0
             factor = (wide / narrow) ** ((mean - low) / (high - low))
             shown += [ours, *theirs]
-            rows.append([f"{network}, ρ = {narrow:g}", *(accuracy(cell, 3) for cell in (ours, *theirs)), f"{factor:.2f}"])
-    what = "Signed constants on CIFAR-10, test accuracy in %; factor: how much wider edge-popup reaches IteRand's accuracy, "
-    what += "interpolated over log ρ"
+            rows.append(
+                [f"{network}, ρ = {narrow:g}", *(accuracy(cell, 3) for cell in (ours, *theirs)), f"{factor:.2f}"]
+            )
+    what = "Signed constants on CIFAR-10, test accuracy in %; factor: how much wider edge-popup reaches IteRand's "
+    what += "accuracy, interpolated over log ρ"
     head = ["", "IteRand (SC)", "edge-popup (SC)", "edge-popup (SC) at 2ρ", "factor"]
     return [*caption(what, shown, 3, "iterand reproduce figure2"), *markdown(head, rows)]
 

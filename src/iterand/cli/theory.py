@@ -271,17 +271,17 @@ def _signed_width(
             }
         )
         return
-    table = Table("R", "bound", "exact", "simulated", title=f"hidden width, ±c, ε = {epsilon:g}, δ = {delta:g}")
+    table = Table("R", "bound", "exact", "simulated", title=f"width, ±c, ε = {epsilon:g}, δ = {delta:g}")
     for row in rows:
         known = ("" if number is None else str(number) for number in (row.exact, row.simulated))
         table.add_row(str(row.rounds), _join(row.bound), *known)
     out.print(table)
     if scalar:
-        head = ("layers", "base", "all signs drawn", "R for that", "one draw", "its failure, simulated", "at least")
+        head = ("layers", "base", "all signs drawn", "R for that", "one draw", "simulated failure", "at least")
         deep = Table(*head, title="hidden width over depth")
         for depth in depths:
             numbers = (depth.layers, depth.base, depth.redrawn, depth.rounds, depth.single)
-            deep.add_row(*map(str, numbers), _interval(depth.simulated), str(depth.necessary))
+            deep.add_row(*map(str, numbers), f"{depth.simulated.value:.3g}", str(depth.necessary))
         out.print(deep)
         out.print(f"two layers need a width of at least {2 * signed.scalar_units(epsilon)} at any R", highlight=False)
     out.print(f"R for the least width: {needed}", highlight=False)
@@ -321,7 +321,7 @@ def _signed_simulate(
     for row in rows:
         narrow = f"{row.narrow:.3g}", _interval(row.narrow_simulated)
         table.add_row(str(row.rounds), *narrow, f"{row.wide:.3g}", _interval(row.wide_simulated))
-    slopes = Table("hidden widths", "best", "digits", "bound", title="largest slope in steps, every choice tried")
+    slopes = Table("hidden widths", "best", "digits", "bound", title="largest slope, every choice tried")
     for case in small:
         slopes.add_row(_join(case.widths), str(case.best), str(case.digits), str(case.bound))
     out.print(table, slopes)
