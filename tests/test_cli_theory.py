@@ -81,6 +81,45 @@ class TestConstruct:
         assert [shape for _, shape in read_ticket(path).shapes().values()] == [(128, 64), (2, 128), (4, 2), (10, 4)]
 
 
+class TestSignedConstants:
+    def test_width(self, tmp_path):
+        path = tmp_path / "width.svg"
+        options = ("--weights", "signed_constant", "--trials", "300")
+        result = json.loads(run("width", *options, "--json", "--plot", str(path)))
+        assert (result["units"], result["rounds_for_the_least_width"], result["kaiming_widths"]) == (5, 9, [100])
+        assert [row["rounds"] for row in result["rows"]] == [1, 2, 3, 4, 6, 8, 9]
+        assert [row["exact"] for row in result["rows"]] == [38, 15, 12, 11, 10, 10, 10]
+        assert [row["layers"] for row in result["depths"]] == [2, 3]
+        assert b"Theorem D" in path.read_bytes()
+        out = " ".join(run("width", *options, "--rounds", "2").split())
+        assert re.search(r"2 │ 44 │ 15 │ 1\d", out)
+        assert "two layers need a width of at least 10 at any R" in out
+
+    def test_width_of_a_network(self):
+        result = json.loads(run("width", "--weights", "signed_constant", "--widths", "64,12,10", "--json"))
+        assert result["rows"][0]["bound"] == [94250, 16018]
+        assert result["rows"][-1]["bound"] == [35536, 6120]  # 2·⌊64 · 277.63⌋ and 2·⌊12 · 255.06⌋
+        assert result["depths"] == []
+
+    def test_simulate(self, tmp_path):
+        path = tmp_path / "failure.svg"
+        options = ("--weights", "signed_constant", "--weight", "-0.5", "--trials", "1000", "--epsilon", "0.05")
+        result = json.loads(run("simulate", *options, "--json", "--plot", str(path)))
+        assert result["widths"] == [10, 20]
+        for row in result["rows"]:
+            assert row["narrow_simulated"]["low"] <= row["narrow"] <= row["narrow_simulated"]["high"]
+        assert {"widths": [6, 6], "best": 9, "digits": 6, "bound": 9} in result["exhaustive"]
+        assert "every choice tried" in run("simulate", *options, "--rounds", "2")
+        assert b"width 20" in path.read_bytes()
+
+    def test_construct(self):
+        small = ("--weights", "signed_constant", "--hidden", "2", "--epsilon", "0.9", "--trials", "2")
+        result = json.loads(run("construct", *small, "--json"))
+        assert result["within_epsilon"] == result["trials"] == 2
+        assert "--weights signed_constant" in result["command"]
+        assert json.loads(run(*result["command"].removeprefix("iterand theory ").split())) == result
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -104,6 +143,11 @@ class TestConstruct:
         (("simulate", "--trials", "9" * 200), "trials has 9999"),
         (("construct", "--epsilon", "1e-9", "--hidden", "2"), "building 1 networks with up to"),
         (("construct", "--hidden", "100000"), "hidden has 100000; its construction has at least"),
+        (("width", "--weights", "signed_constant", "--epsilon", "1e-6"), "a weight takes 500000 neurons on each side"),
+        (("width", "--weights", "signed_constant", "--rounds", "0"), "rounds has 0"),
+        (("simulate", "--weights", "signed_constant", "--weight", "0.05"), "0 is within epsilon 0.1 of it"),
+        (("simulate", "--weights", "signed_constant", "--trials", "0"), "trials has 0"),
+        (("construct", "--weights", "signed_constant", "--plot", "a.svg"), "R does not change it; leave it out"),
         (("width", "--plot", "picture.doc"), "'picture.doc' has no ending for a picture; use one of"),
     ],
 )

@@ -494,6 +494,83 @@ def theory_construct() -> Lines:
     return [text, "", *markdown(["", ""], rows)]
 
 
+def theory_signed_width() -> Lines:
+    """The width of signed constants over R."""
+    record = read_json("theory-signed-width.json")
+    lines = [
+        ["Theorem D", *(f"{row['bound'][0]:,}" for row in record["rows"])],
+        ["exact", *(f"{row['exact']:,}" for row in record["rows"])],
+        ["simulated", *(f"{row['simulated']:,}" for row in record["rows"])],
+    ]
+    text = f"*Signed constants, two layers: hidden width that is enough for f(x) = x, ε = {record['epsilon']:g}, "
+    text += f"δ = {record['delta']:g}, m = {record['units']}; simulated: enough in 95 % of 1,000 trials; "
+    text += f"`iterand theory width --weights signed_constant --epsilon {record['epsilon']:g}`.*"
+    return [text, "", *markdown(["R", *(str(row["rounds"]) for row in record["rows"])], lines)]
+
+
+def theory_signed_failure() -> Lines:
+    """The failure of signed constants over R, at the least width and at twice that."""
+    record = read_json("theory-signed-simulate.json")
+    rows = [
+        [str(row["rounds"]), f"{row['narrow']:.3g}", _interval(row["narrow_simulated"]), f"{row['wide']:.3g}",
+         _interval(row["wide_simulated"])]
+        for row in record["rows"]
+    ]  # fmt: skip
+    text = "*Signed constants, two layers: probability that no draws and masks are within ε, "
+    text += f"ε = {record['epsilon']:g}, w = {record['weight']:g}; {record['trials']:,} trials, 99 % Clopper-Pearson "
+    text += "intervals; `iterand theory simulate --weights signed_constant`.*"
+    head = (f"{kind}, width {width}" for width in record["widths"] for kind in ("exact", "simulated"))
+    return [text, "", *markdown(["R", *head], rows)]
+
+
+def theory_signed_depth() -> Lines:
+    """The width of signed constants over depth."""
+    record = read_json("theory-signed-depth.json")
+    rows = [
+        [str(row["layers"]), str(row["base"]), f"{row['redrawn']:,}", str(row["rounds"]), f"{row['single']:,}",
+         f"{row['failure']:.3g}", _interval(row["simulated"]), f"{row['necessary']:,}"]
+        for row in record["depths"]
+    ]  # fmt: skip
+    text = (
+        f"*Signed constants: hidden width of L layers for f(x) = w·x and all \\|w\\| ≤ 1, ε = {record['epsilon']:g}, "
+    )
+    text += f"δ = {record['delta']:g}, m = {record['units']}; simulated: 1,000 trials, 99 % Clopper-Pearson intervals; "
+    text += f"`iterand theory width --weights signed_constant --epsilon {record['epsilon']:g} --rounds 1`.*"
+    head = ["L", "base h", "all signs drawn", "R for that", "without redraws", "its failure", "simulated", "necessary"]
+    return [text, "", *markdown(head, rows)]
+
+
+def theory_signed_slopes() -> Lines:
+    """The best networks of signed constants, by exhaustive search."""
+    rows = [
+        [", ".join(map(str, row["widths"])), str(row["best"]), str(row["digits"]), str(row["bound"])]
+        for row in read_json("theory-signed-simulate.json")["exhaustive"]
+    ]
+    text = "*Largest M such that some signs and masks give each of the slopes 0, s, …, M·s; exhaustive search over all "
+    text += "weights from {−1, 0, 1}; `iterand theory simulate --weights signed_constant`.*"
+    return [text, "", *markdown(["hidden widths", "best possible", "Theorem E", "Proposition F"], rows)]
+
+
+def theory_signed_construct() -> Lines:
+    """A trained network found in random networks of signed constants."""
+    records = [read_json(f"theory-signed-construct{end}.json") for end in ("-1", "")]
+    rows = [
+        ["hidden widths", *(" and ".join(f"{width:,}" for width in record["hidden_widths"]) for record in records)],
+        ["seeds", *(str(record["trials"]) for record in records)],
+        ["proven error within ε", *(f"{record['within_epsilon']} of {record['trials']}" for record in records)],
+        ["exact probability that a unit is missing", *(f"{record['exact_failure']:.2g}" for record in records)],
+        ["largest error found", *(f"{record['largest_measured']:.4f}" for record in records)],
+        ["largest error proven", *(f"{record['largest_proven']:.4f}" for record in records)],
+        ["accuracy of the target", *(f"{100 * record['target_accuracy']:.2f} %" for record in records)],
+        ["lowest accuracy of a construction", *(f"{100 * record['lowest_accuracy']:.2f} %" for record in records)],
+    ]
+    text = (
+        "*A network 64-12-10 trained on digits, found in random ±c networks, ε = 0.1, δ = 0.05, 360 test images; one "
+    )
+    text += "core of a CPU; `iterand theory construct --weights signed_constant --rounds R`.*"
+    return [text, "", *markdown(["", *(f"R = {record['rounds']}" for record in records)], rows)]
+
+
 def network_weights() -> Lines:
     """How many weights each network has."""
     names = (
@@ -625,5 +702,10 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "theory-width": theory_width,
     "theory-best": theory_best,
     "theory-construct": theory_construct,
+    "theory-signed-width": theory_signed_width,
+    "theory-signed-failure": theory_signed_failure,
+    "theory-signed-depth": theory_signed_depth,
+    "theory-signed-slopes": theory_signed_slopes,
+    "theory-signed-construct": theory_signed_construct,
     "network-weights": network_weights,
 }

@@ -1,6 +1,6 @@
 """The construction of Theorem 4.1 as a program, and trials of it on a trained network."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,7 +41,9 @@ class Construction(NamedTuple):
 
     model: nn.Sequential
     held: bool
-    """Whether every kept weight is within its tolerance; the error is then at most ε by the repaired theorem."""
+    """Whether all weights that the proof keeps were drawn; the error is then at most ε by the theorem."""
+    gains: Sequence[float] | None = None
+    """Factors of layers 2, 4, …, if the model is a construction up to positive factors."""
 
 
 def construct(
@@ -105,8 +107,9 @@ def build(
     check_count("rounds", rounds)
     expected = build_draws(weights, tolerances, rounds, copies)
     check_draws(expected, f"building with up to {rounds} rounds", "raise epsilon, or give fewer rounds")
-    model = _random_network(weights, copies)
-    names = [f"{number}.weight" for number, module in enumerate(model) if isinstance(module, nn.Linear)]
+    hidden = [2 * weight.shape[1] * count for weight, count in zip(weights, copies)]
+    model = random_network(weights, hidden)
+    names = linear_names(model)
     states: dict[str, State] = {}
     held = True
     for number, (weight, tolerance, count) in enumerate(zip(weights, tolerances, copies)):
@@ -120,20 +123,39 @@ def build(
             )
         states |= zip(pair, (first, second))
         held &= pair_held
-    sparsity = {name: 1 - int(mask.sum()) / mask.numel() for name, (mask, _) in states.items()}
-    masking.prune_(model, sparsity, weights="uniform", seed=seed)
-    for name, layer in masked_layers(model).items():
-        _set_state(layer, states[name], rounds)
+    prune_to_states_(model, states, "uniform", rounds, seed)
     return Construction(model, held)
 
 
-def _random_network(weights: Sequence[Tensor], copies: Sequence[int]) -> nn.Sequential:
+def random_network(weights: Sequence[Tensor], hidden: Sequence[int]) -> nn.Sequential:
+    """The network g for a target: between the layers of the target hidden layers of these widths."""
+    widths = [weights[0].shape[1]]
+    for weight, width in zip(weights, hidden):
+        widths += [width, weight.shape[0]]
+    return layered(widths)
+
+
+def layered(widths: Sequence[int]) -> nn.Sequential:
+    """Linear layers of these widths with ReLU between them."""
     modules: list[nn.Module] = []
-    for weight, count in zip(weights, copies):
-        outputs, inputs = weight.shape
-        hidden = 2 * inputs * count
-        modules += [empty_linear(inputs, hidden), nn.ReLU(), empty_linear(hidden, outputs), nn.ReLU()]
+    for inputs, outputs in layers(widths):
+        modules += [empty_linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*modules[:-1])
+
+
+def linear_names(model: nn.Sequential) -> list[str]:
+    """The names of the weights of the linear layers."""
+    return [f"{number}.weight" for number, module in enumerate(model) if isinstance(module, nn.Linear)]
+
+
+def prune_to_states_(
+    model: nn.Sequential, states: Mapping[str, State], distribution: str, rounds: int, seed: int
+) -> None:
+    """Prune a model to given masks and draws."""
+    sparsity = {name: 1 - int(mask.sum()) / mask.numel() for name, (mask, _) in states.items()}
+    masking.prune_(model, sparsity, weights=distribution, seed=seed)
+    for name, layer in masked_layers(model).items():
+        _set_state(layer, states[name], rounds)
 
 
 def _layer_pair(
@@ -217,12 +239,18 @@ class Summary:
 class Experiment:
     """A target, its test data, and the ε, δ and R of the theorem."""
 
+    points = 4096
+    """Points at which errors are measured."""
+
     def __init__(
         self, target: nn.Sequential, test: Part, epsilon: float, delta: float, rounds: int | None = None
     ) -> None:
         self.target, self.test, self.epsilon, self.delta = target, test, epsilon, delta
         self.widths = layer_widths(target)
-        self.rounds = exact.repaired_rounds(epsilon, delta, self.widths) if rounds is None else rounds
+        self._prepare(rounds)
+
+    def _prepare(self, rounds: int | None) -> None:
+        self.rounds = exact.repaired_rounds(self.epsilon, self.delta, self.widths) if rounds is None else rounds
 
     @property
     def draws(self) -> float:
@@ -231,10 +259,26 @@ class Experiment:
         copies = exact.repaired_copies(self.epsilon, self.delta, self.widths, self.rounds)
         return build_draws(matrices(self.target), tolerances, self.rounds, copies)
 
+    @property
+    def hidden_widths(self) -> list[int]:
+        """The widths of layers 1, 3, …"""
+        return exact.repaired_widths(self.epsilon, self.delta, self.widths, self.rounds)
+
+    @property
+    def exact_failure(self) -> float:
+        """The exact probability that the event of the proof fails."""
+        tolerances = exact.network_tolerances(self.epsilon, self.widths)
+        copies = exact.repaired_copies(self.epsilon, self.delta, self.widths, self.rounds)
+        return exact.network_failure(matrices(self.target), tolerances, self.rounds, copies)
+
+    def construct(self, seed: int, progress: Progress = silent) -> Construction:
+        """One construction."""
+        return construct(self.target, self.epsilon, self.delta, self.rounds, seed, progress)
+
     def run(self, seed: int, progress: Progress = silent) -> tuple[Trial, nn.Sequential]:
         """One construction with its certificate, and the masked model."""
-        made = construct(self.target, self.epsilon, self.delta, self.rounds, seed, progress)
-        certificate = certify(self.target, made.model)
+        made = self.construct(seed, progress)
+        certificate = certify(self.target, made.model, gains=made.gains, points=self.points)
         trial = Trial(
             seed=seed,
             held=made.held,
@@ -247,16 +291,12 @@ class Experiment:
 
     def summary(self, trials: Sequence[Trial]) -> Summary:
         """These trials together."""
-        settings = self.epsilon, self.delta, self.widths, self.rounds
-        tolerances = exact.network_tolerances(self.epsilon, self.widths)
         return Summary(
             target_widths=self.widths,
             target_accuracy=accuracy(self.target, self.test),
-            hidden_widths=exact.repaired_widths(*settings),
+            hidden_widths=self.hidden_widths,
             rounds=self.rounds,
-            exact_failure=exact.network_failure(
-                matrices(self.target), tolerances, self.rounds, exact.repaired_copies(*settings)
-            ),
+            exact_failure=self.exact_failure,
             trials=len(trials),
             within_epsilon=sum(trial.proven <= self.epsilon for trial in trials),
             event_held=sum(trial.held for trial in trials),
@@ -268,7 +308,9 @@ class Experiment:
         )
 
 
-def digits_experiment(hidden: int, epsilon: float, delta: float, rounds: int | None = None) -> Experiment:
+def digits_experiment(
+    hidden: int, epsilon: float, delta: float, rounds: int | None = None, kind: type[Experiment] = Experiment
+) -> Experiment:
     """The experiment whose target is a network with one hidden layer, trained on digits."""
     check_count("hidden", hidden)
     check_count("rounds", 1 if rounds is None else rounds)
@@ -280,7 +322,7 @@ def digits_experiment(hidden: int, epsilon: float, delta: float, rounds: int | N
             f"hidden has {hidden}; its construction has at least {least} random weights, and at most {LARGEST} are "
             "built, so lower it"
         )
-    return Experiment(trained_target(train, hidden), test, epsilon, delta, rounds)
+    return kind(trained_target(train, hidden), test, epsilon, delta, rounds)
 
 
 @dataclass(frozen=True)

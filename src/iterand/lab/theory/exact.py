@@ -50,7 +50,7 @@ def half_failure(weights: Sequence[float], tolerance: Tolerance, rounds: int, co
         return (miss_u + misses[0] - miss_u * misses[0]) ** copies
     good = range(copies + 1)
     chances = stats.binom.pmf(good, copies, 1 - miss_u)
-    return float(sum(chance * _any_failure(miss**count for miss in misses) for chance, count in zip(chances, good)))
+    return float(sum(chance * any_failure(miss**count for miss in misses) for chance, count in zip(chances, good)))
 
 
 def network_failure(
@@ -64,7 +64,7 @@ def network_failure(
     ]
     # The two halves of an input use different weights with the same probabilities: -w is as far from the nearer end of
     # [-1, 1] as w.
-    return _any_failure(halves + halves)
+    return any_failure(halves + halves)
 
 
 def scalar_tolerance(epsilon: float) -> Tolerance:
@@ -135,7 +135,7 @@ def _rounds_by_layer(epsilon: float, delta: float, widths: Sequence[int]) -> lis
     ]
 
 
-def _any_failure(failures: Iterable[float]) -> float:
+def any_failure(failures: Iterable[float]) -> float:
     """The probability that at least one of independent events happens; exact for tiny ones too."""
     logarithms = [math.log1p(-failure) if failure < 1 else -math.inf for failure in failures]
     return -math.expm1(math.fsum(logarithms))

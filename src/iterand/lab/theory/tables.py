@@ -25,7 +25,7 @@ from iterand.lab.theory.simulate import (
 )
 
 SCALAR = (1, 1)  # the widths of f(x) = w·x
-_CLAIM, _TRUTH, _MEASURED, _BEST = "#c44e52", "#4c72b0", "#222222", "#55a868"  # colours of the plots
+CLAIM, TRUTH, MEASURED, BEST = "#c44e52", "#4c72b0", "#222222", "#55a868"  # colours of the plots
 
 
 @dataclass(frozen=True)
@@ -166,29 +166,30 @@ def kind_of(path: Path) -> str:
 
 def draw_widths(rows: Sequence[WidthRow], path: Path) -> None:
     """The hidden width that is enough over R; for several layers the widest."""
-    figure, axes = _axes("R, draws of every weight", "hidden width that is enough")
+    figure, axes = new_axes("R, draws of every weight", "hidden width that is enough")
     rounds = [row.rounds for row in rows]
-    axes.plot(rounds, [max(row.paper) for row in rows], "--", color=_CLAIM, label="paper")
-    axes.plot(rounds, [max(row.repaired) for row in rows], color=_TRUTH, label="repaired")
+    axes.plot(rounds, [max(row.paper) for row in rows], "--", color=CLAIM, label="paper")
+    axes.plot(rounds, [max(row.repaired) for row in rows], color=TRUTH, label="repaired")
     simulated = [(row.rounds, row.simulated) for row in rows if row.simulated is not None]
     if simulated:
-        axes.plot(*zip(*simulated), "o", color=_MEASURED, markersize=4, label="simulated")
-    _save(figure, axes, path)
+        axes.plot(*zip(*simulated), "o", color=MEASURED, markersize=4, label="simulated")
+    save_plot(figure, axes, path)
 
 
 def draw_failures(rows: Sequence[FailureRow], path: Path) -> None:
     """The probability of failure over R: of the event, and of the best choice of draws and masks."""
-    figure, axes = _axes("R, draws of every weight", "probability of failure at width 2")
+    figure, axes = new_axes("R, draws of every weight", "probability of failure at width 2")
     axes.set(xscale="linear", ylim=(1e-4, 2))
     rounds = [row.rounds for row in rows]
-    axes.plot(rounds, [min(1.0, 2 * row.paper_half) for row in rows], "--", color=_CLAIM, label="paper's bound")
-    axes.plot(rounds, [row.exact for row in rows], color=_TRUTH, label="exact")
-    _plot_estimates(axes, rounds, [row.simulated for row in rows], _MEASURED, "simulated")
-    _plot_estimates(axes, rounds, [row.best for row in rows], _BEST, "simulated, best draws and masks")
-    _save(figure, axes, path)
+    axes.plot(rounds, [min(1.0, 2 * row.paper_half) for row in rows], "--", color=CLAIM, label="paper's bound")
+    axes.plot(rounds, [row.exact for row in rows], color=TRUTH, label="exact")
+    plot_estimates(axes, rounds, [row.simulated for row in rows], MEASURED, "simulated")
+    plot_estimates(axes, rounds, [row.best for row in rows], BEST, "simulated, best draws and masks")
+    save_plot(figure, axes, path)
 
 
-def _plot_estimates(axes: Axes, rounds: Sequence[int], estimates: Sequence[Estimate], color: str, label: str) -> None:
+def plot_estimates(axes: Axes, rounds: Sequence[int], estimates: Sequence[Estimate], color: str, label: str) -> None:
+    """Points with their intervals, where something was counted."""
     seen = [(count, estimate) for count, estimate in zip(rounds, estimates) if estimate.count]
     values = [estimate.value for _, estimate in seen]
     below = [estimate.value - estimate.low for _, estimate in seen]
@@ -198,21 +199,23 @@ def _plot_estimates(axes: Axes, rounds: Sequence[int], estimates: Sequence[Estim
 
 def draw_errors(rows: Sequence[ErrorRow], path: Path) -> None:
     """The error of the construction over R, found and proven."""
-    figure, axes = _axes("R, draws of every weight", "error ‖f(x) − g(x)‖ over the box")
+    figure, axes = new_axes("R, draws of every weight", "error ‖f(x) − g(x)‖ over the box")
     rounds = [row.rounds for row in rows]
-    axes.plot(rounds, [row.proven for row in rows], color=_TRUTH, label="proven for the weights found")
-    axes.plot(rounds, [row.measured for row in rows], "o-", color=_MEASURED, markersize=4, label="largest found")
-    _save(figure, axes, path)
+    axes.plot(rounds, [row.proven for row in rows], color=TRUTH, label="proven for the weights found")
+    axes.plot(rounds, [row.measured for row in rows], "o-", color=MEASURED, markersize=4, label="largest found")
+    save_plot(figure, axes, path)
 
 
-def _axes(x: str, y: str) -> tuple[Figure, Axes]:
+def new_axes(x: str, y: str) -> tuple[Figure, Axes]:
+    """An empty plot with logarithmic axes."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot(xlabel=x, ylabel=y, xscale="log", yscale="log")
     axes.grid(color="#dddddd")
     return figure, axes
 
 
-def _save(figure: Figure, axes: Axes, path: Path) -> None:
+def save_plot(figure: Figure, axes: Axes, path: Path) -> None:
+    """Write a plot in the format of the file's name."""
     axes.legend(frameon=False)
     kind = kind_of(path)
     picture = BytesIO()
