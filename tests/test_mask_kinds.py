@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -408,6 +409,21 @@ def test_inference_in_c_adds_a_weight_as_often_as_its_level(kind, activations):
                 plus, minus = lists._places[number]
                 rebuilt = np.bincount(plus, minlength=len(row)) - np.bincount(minus, minlength=len(row))
                 np.testing.assert_allclose(rebuilt * lists.scale[number] / node.scale[number], row, rtol=1e-6)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_a_compiled_ticket_of_coats_computes_what_torch_does(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    iterand.save_ticket(pruned(0.5, weights="signed_constant", **KINDS["multicoat"]), tmp_path / "a.ticket")
+    images, _ = batch(7)
+    expected = iterand.load_ticket(tmp_path / "a.ticket", network()).eval()(images).detach()
+    exact = iterand.compile_ticket(tmp_path / "a.ticket", network(), input_shape=(1, 8, 8))(images)
+    torch.testing.assert_close(exact, expected, rtol=1e-5, atol=1e-6)
+    close = iterand.compile_ticket(
+        tmp_path / "a.ticket", network(), input_shape=(1, 8, 8), activations="int8", sample=images
+    )(images)
+    assert (close - expected).abs().max() < 0.05 * expected.abs().max()
+    assert not torch.equal(close, exact)
 
 
 def test_embeddings_keep_their_padding_row_at_zero():

@@ -21,6 +21,7 @@ EXPERIMENTS = (
     "imdb",
     "best",
     "ablation",
+    "family",
 )
 PROFILES = ("paper", "text", "best")
 SCALES = ("full", "tiny")

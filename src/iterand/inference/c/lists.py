@@ -61,7 +61,7 @@ class Lists:
         self._inputs = node.weight.shape[1]
         rows = node.weight.reshape(len(node.weight), -1)
         scale = node.scale.astype(np.float64)
-        levels = _small_levels(rows)
+        levels, magnitudes = _small_levels(rows), np.abs(rows).max(1, initial=0)
         if integers:
             rows = rows * np.where(scale < 0, -1, 1)[:, None]
             scale = np.abs(scale)
@@ -70,7 +70,6 @@ class Lists:
             self._places = [(_repeated(np.maximum(row, 0)), _repeated(np.maximum(-row, 0))) for row in rows]
         else:
             if integers:
-                magnitudes = np.abs(rows).max(1, initial=0)
                 steps = np.where(magnitudes > 0, magnitudes / _INTEGERS, 1).astype(np.float64)
                 rows, scale = np.rint(rows / steps[:, None]), scale * steps
             self._places = [(np.flatnonzero(row), np.flatnonzero(row != row)) for row in rows]
