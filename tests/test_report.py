@@ -20,6 +20,7 @@ from iterand.lab.training.recipe import Recipe, recipe_keys
 from reporting import as_record, install, recipe, tiny, widths, write, write_runs
 
 OTHER_VALUES = {
+    "method.share": ("a", "b"),
     "method.weight_distribution": "signed_constant",
     "method.score_distribution": "signed_constant",
     "data.name": "cifar10",
@@ -209,6 +210,8 @@ class TestMatching:
         base = recipe()
         if key in ("data.path", "data.image_size", "data.sha256", "network.arguments", "network.sha256"):
             base = recipe_file.override(base, ["data.name=image_folder", "network.name=own.py:network"])
+        if key == "method.coats":
+            base = recipe_file.override(base, ["mask=multicoat"])
         same = identity(changed(base, key)) == identity(base)
         assert same == (key in ("name", "description", "seed", "data.path"))
 
