@@ -41,7 +41,7 @@ def test_silence_ends_the_session(tmp_path):
     """A forked process has the connection of its worker, so that the end of the worker is not seen."""
     fork = "def test_forks():\n    import os, signal\n    child = os.fork() or signal.pause()\n"
     fork += f"    open({str(tmp_path / 'child')!r}, 'w').write(str(child))\n    os.kill(os.getpid(), 9)\n"
-    for seconds in ("5", "60", "600"):  # more than a slow machine needs until the test begins
+    for seconds in ("10", "60", "600"):  # more than a slow machine needs until the test begins
         places = {"ITERAND_TEST_SILENCE": seconds, "PYTHONPATH": str(Path(__file__).parent)}
         code, said = session(tmp_path, fork, "-p", "silence", **places)
         if (tmp_path / "child").exists():

@@ -179,7 +179,7 @@ class TestLightning:
         Module, trainer = make
         calls: list[int] = []
         cuts = GlobalRanking.cuts
-        monkeypatch.setattr(GlobalRanking, "cuts", lambda self, masks: calls.append(0) or cuts(self, masks))
+        monkeypatch.setattr(GlobalRanking, "cuts", lambda self, *args: calls.append(0) or cuts(self, *args))
         trainer(IteRand(0.6, ranking="global", weights="signed_constant")).fit(Module(), trainer_scripts.batches())
         assert len(calls) == 10
 

@@ -1,7 +1,7 @@
 """Randomize (Section 3): redraw pruned weights, Eq. (2) and (3); and when to do it, Algorithm 3.
 
-Three choices go beyond the paper (docs/explanation/beyond.md): which pruned weights are redrawn, what happens to the
-score of a redrawn weight, and where its new value comes from.
+Three choices go beyond the paper: which pruned weights are redrawn, what happens to the score of a redrawn weight
+(docs/explanation/beyond.md), and where its new value comes from (docs/guides/kinds.md).
 """
 
 from collections.abc import Sequence
