@@ -14,6 +14,7 @@ from torch.nn import functional
 import iterand
 from iterand import mask_kinds
 from iterand.parametrization import calculate_multipliers
+from iterand.ticket import inspect
 
 KINDS = {
     "bernoulli": {"mask": "bernoulli"},
@@ -376,6 +377,16 @@ def test_a_ticket_of_few_levels_holds_them_and_no_draws(tmp_path):
         assert header.settings.weight_distribution == distribution
         assert ticket.size == pytest.approx((1 + 0.5 * bits) * 120_000 / 8, rel=0.06)
         assert iterand.summary(model).bits == pytest.approx((1 + 0.5 * bits) * 120_000, rel=0.01)
+
+
+def test_the_cost_of_a_ticket_counts_multipliers(tmp_path):
+    model = iterand.prune_(nn.Linear(400, 300), 0.5, weights="kaiming_uniform", **KINDS["multicoat"])
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    ticket = iterand.read_ticket(tmp_path / "a.ticket")
+    bits = (1 + 0.5 * math.log2(3)) * 120_000
+    assert inspect.cost(ticket).bound - inspect.cost(ticket).other_tensors == pytest.approx(bits / 8, rel=0.01)
+    assert ticket.size == pytest.approx(bits / 8, rel=0.06)
+    assert iterand.summary(model).bits == pytest.approx(bits, rel=0.01)
 
 
 def test_a_resumed_search_needs_scores_where_a_mask_has_more_than_zeros_and_ones(tmp_path):

@@ -225,10 +225,11 @@ def _shortened(names: Sequence[str], width: int) -> list[str]:
 
 def _whole_table(ticket: "Ticket", costs: "Cost", stored: dict[str, tuple[int, ...]], share: float) -> Table:
     from iterand.maskable import name_tensors
+    from iterand.ticket.header import stored_distribution
 
     weights, kept = sum(layer.weights for layer in costs.layers), sum(layer.kept for layer in costs.layers)
     settings = ticket.header.layers[0].settings
-    origin = f"{printable(settings.weight_distribution)}, seed {settings.seed}"
+    origin = f"{printable(stored_distribution(settings))}, seed {settings.seed}"
     if ticket.base is not None:
         origin = f"those of the base {printable(ticket.base)}, which the ticket does not hold"
     parts = f"{size(costs.stream)} weights, {size(costs.other_tensors)} other tensors, {size(costs.header)} header"

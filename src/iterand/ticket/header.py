@@ -102,6 +102,12 @@ class LayerHeader:
         return codec.Model([count for _, count in self.multipliers]) if self.multipliers else None
 
     @property
+    def models(self) -> list[codec.Model]:
+        """The symbol counts of everything that is coded of the layer."""
+        coded = (self.mask_model, self.value_model, self.multiplier_model)
+        return [model for model in coded if model is not None]
+
+    @property
     def redrawn(self) -> int | None:
         """Number of kept weights that were redrawn. None if levels are stored."""
         return None if self.stored == "level" else sum(count for value, count in self.counts if value > 0)

@@ -77,7 +77,7 @@ def cost(ticket: Ticket) -> Cost:
             rounds=layer.header.rounds,
             redrawn=layer.header.redrawn,
             stored=layer.header.stored,
-            bits=entropy(layer.header.mask_model.counts) + entropy(layer.header.value_model.counts),
+            bits=sum(entropy(model.counts) for model in layer.header.models),
         )
         for layer in ticket.layers.values()
     )
