@@ -478,3 +478,43 @@ def test_what_does_not_go_together_is_refused(options, message):
 def test_signs_of_scores_mean_something_else_to_a_signed_mask():
     with pytest.raises(ValueError, match="candidates='negative'"):
         iterand.randomize_(pruned(mask="signed"), candidates="negative")
+
+
+# --- On a GPU ---------------------------------------------------------------------------------------------------------
+
+CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=CUDA) for kind in KINDS])
+@pytest.mark.parametrize("redraw_from", ["fresh", "kept"])
+@pytest.mark.parametrize("ranking", ["layer", "global"])
+def test_the_same_scores_give_the_same_bits_on_a_gpu(kind, redraw_from, ranking):
+    here, there = (pruned(0.6, ranking=ranking, **KINDS[kind]) for _ in range(2))
+    there.cuda()
+    for number in range(4):
+        for model in (here, there):
+            for score in iterand.scores(model):
+                order = torch.randn(score.shape, generator=torch.Generator().manual_seed(number))
+                score.data.add_(order.to(score.device), alpha=0.1)
+            iterand.randomize_(model, 0.5, redraw_from=redraw_from)
+        for name, layer in iterand.masked_layers(here).items():
+            other = iterand.masked_layers(there)[name]
+            assert torch.equal(layer.weight, other.weight.cpu()), name
+            assert torch.equal(layer.mask, other.mask.cpu()), name
+    folded = [iterand.fold_(model).state_dict() for model in (here, there)]
+    for name, tensor in folded[0].items():
+        assert torch.equal(tensor, folded[1][name].cpu()), name
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=CUDA) for kind in KINDS])
+def test_make_step_trains_every_kind_as_a_plain_loop_does(kind):
+    plain, stepped = (pruned(0.6, **KINDS[kind]).cuda() for _ in range(2))
+    optimizers = [torch.optim.SGD(iterand.scores(model), lr=0.1) for model in (plain, stepped)]
+    step = iterand.make_step(stepped, optimizers[1], functional.cross_entropy)
+    for number in range(8):
+        images, labels = (tensor.cuda() for tensor in batch(number))
+        optimizers[0].zero_grad()
+        expected = functional.cross_entropy(plain(images), labels)
+        expected.backward()
+        optimizers[0].step()
+        torch.testing.assert_close(step(images, labels), expected.detach(), rtol=1e-3, atol=1e-4)
