@@ -29,7 +29,7 @@ _BLOCKS = [f"stages.{stage}.*.branch.2.convolution" for stage in range(4)]
 _BY_SIGN = ["candidates=pruned", "redrawn_scores=stay", "rate=0.1"]
 FAMILY = {
     "binary": [],
-    "Bernoulli": ["mask=bernoulli"],
+    "Bernoulli": ["mask=bernoulli", "learning_rate.initial=100"],  # scores move by units, and their slope is σ'
     "signed": ["mask=signed", *_BY_SIGN],
     "multi-coated": ["mask=multicoat", "coats=3"],
     "biprop": ["binarize=true", "weight_distribution=kaiming_normal", "rank_by=magnitude", *_BY_SIGN],
