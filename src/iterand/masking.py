@@ -105,7 +105,7 @@ def prune_(
         rank_by: ``"score"``: the raw score; ``"magnitude"``: its absolute value.
         mask: What a weight is multiplied by, from its score: ``"binary"`` masks of {0, 1} as in the paper;
             ``"bernoulli"``, sampled while training; ``"signed"``, of {−1, 0, 1}; ``"multicoat"``, of {0, 1, …, coats};
-            ``"gem_miner"``, rounded scores, with ``ScoreFreezing``. See ``MaskKind`` for the formulas.
+            ``"gem_miner"``, rounded scores, with ``ScoreFreezing``. The guide "Other kinds of masks" has the formulas.
         coats: Of a ``"multicoat"`` mask: how many nested masks are added (2 if left out).
         binarize: Replace the kept weights of a tensor by their signs times their mean magnitude (biprop; Diffenderfer
             and Kailkhura, 2021). Scores are trained as if all weights had this magnitude.

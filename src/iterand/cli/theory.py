@@ -87,8 +87,6 @@ def width(
     malach = bounds.malach_width_scale(epsilon, delta, max(sizes), len(sizes) - 1)
     pensia = bounds.pensia_width_scale(epsilon, delta, max(sizes), len(sizes) - 1)
     if plot:
-        from iterand.lab.theory import tables
-
         tables.draw_widths(rows, plot)
     if as_json:
         print_json(
