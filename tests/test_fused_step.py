@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from iterand import masked_layers, randomization, randomize_
+from iterand import masked_layers, randomization, randomize_, scores
 from iterand.engine import step as engine
 from iterand.lab.data import Batch
 from iterand.lab.networks import build_network
@@ -111,6 +111,29 @@ def test_a_step_finds_its_cuts_once_and_is_the_plain_step(finds, monkeypatch, se
     session = session_of("period=2", *settings)
     for name, tensor in trained(session, EagerStep(session)).items():
         assert torch.equal(found[name], tensor), name
+
+
+KINDS = {
+    "bernoulli": ["mask=bernoulli", "norms=keep"],
+    "signed": ["mask=signed", "sparsity_schedule=cubic"],
+    "multicoat": ["mask=multicoat", "coats=2", "sparsity_schedule=cubic"],
+    "binarized": ["binarize=true", "rank_by=magnitude", "weight_distribution=kaiming_normal"],
+    "gem_miner": ["mask=gem_miner", "score_distribution=unit_uniform", "ranking=global", "floor=0.1"],
+}
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_every_kind_of_mask_has_the_same_step(finds, monkeypatch, settings):
+    session = session_of("period=2", *settings)
+    step = fused(session)
+    found, measured = trained(session, step), step.evaluate(_Whole())
+    assert {id(layer.score) for layer in step._step._masked.layers} == {id(one) for one in scores(session.model)}
+    monkeypatch.undo()
+    session = session_of("period=2", *settings)
+    step = EagerStep(session)
+    for name, tensor in trained(session, step).items():  # torch's fused SGD rounds in another order
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6, msg=name)
+    assert measured == pytest.approx(step.evaluate(_Whole()), rel=1e-5)
 
 
 def _nothing(session, step):

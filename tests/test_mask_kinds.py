@@ -518,3 +518,4 @@ def test_make_step_trains_every_kind_as_a_plain_loop_does(kind):
         expected.backward()
         optimizers[0].step()
         torch.testing.assert_close(step(images, labels), expected.detach(), rtol=1e-3, atol=1e-4)
+    assert step.replays

@@ -7,7 +7,7 @@ W = a ⊙ θ the masked weight.
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -140,41 +140,55 @@ def apply_multipliers(weight: Tensor, multipliers: Tensor, threshold: Tensor, dt
     return torch.where(multipliers == 0, zero, weight.float() * multipliers).to(dtype)
 
 
+class Factors(NamedTuple):
+    """A masked weight before it is multiplied: W = a ⊙ base."""
+
+    base: Tensor
+    """θ, or α · sign(θ) if weights are binarized."""
+    multipliers: Tensor
+    threshold: Tensor
+    """Is NaN if a score is."""
+    slope: Tensor | None
+    """σ'(s) where a was sampled."""
+
+    def masked(self, dtype: torch.dtype) -> Tensor:
+        """W."""
+        return apply_multipliers(self.base, self.multipliers, self.threshold, dtype)
+
+    def gradient(self, gradient: Tensor) -> Tensor:
+        """∂L/∂s from ∂L/∂W; where magnitudes are ranked, ∂L/∂|s|."""
+        return _score_gradient(self.base, self.slope, gradient)
+
+
+def _score_gradient(base: Tensor, slope: Tensor | None, gradient: Tensor) -> Tensor:
+    found = reference.score_gradient(base, gradient)
+    return found if slope is None else found * slope
+
+
 class _MultipliedWeight(torch.autograd.Function):
-    """a ⊙ θ, and in the backward pass ∂L/∂s = θ ⊙ ∂L/∂(a ⊙ θ), times σ'(s) where a was sampled."""
+    """W, and in the backward pass ∂L/∂s = base ⊙ ∂L/∂W, times σ'(s) where a was sampled."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        weight: Tensor, score: Tensor, multipliers: Tensor, threshold: Tensor, slope: Tensor | None, dtype: torch.dtype
-    ) -> Tensor:
-        return apply_multipliers(weight, multipliers, threshold, dtype)
+    def forward(score: Tensor, dtype: torch.dtype, *factors: Any) -> Tensor:
+        return Factors(*factors).masked(dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0], inputs[4])
+        _, _, base, _, _, slope = inputs
+        ctx.save_for_backward(base, slope)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None, None, None]:
-        weight, slope = ctx.saved_tensors
-        if gradient.is_sparse:
-            gradient = gradient.to_dense()
-        found = reference.score_gradient(weight, gradient)
-        return None, found if slope is None else found * slope, None, None, None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        gradient = gradient.to_dense() if gradient.is_sparse else gradient
+        base, slope = ctx.saved_tensors
+        return _score_gradient(base, slope, gradient), *[None] * 5
 
 
-def multiply(
-    weight: Tensor,
-    score: Tensor,
-    multipliers: Tensor,
-    threshold: Tensor,
-    slope: Tensor | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Tensor:
-    """a ⊙ θ as a function of the scores for autograd."""
-    inputs = weight, score, multipliers, threshold, slope, dtype
-    found: Tensor = _MultipliedWeight.apply(*inputs)  # type: ignore[no-untyped-call]
+def multiply(factors: Factors, score: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """W as a function of what is ranked, for autograd."""
+    found: Tensor = _MultipliedWeight.apply(score, dtype, *factors)  # type: ignore[no-untyped-call]
     return found
 
 

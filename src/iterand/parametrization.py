@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Self, cast
 
 import torch
@@ -131,19 +132,28 @@ class MaskedParametrization(nn.Module):
 
     def _multiplied(self, weight: Tensor) -> Tensor:
         """The masked weights of the other kinds; see `iterand.mask_kinds`."""
+        factors = self.factors(weight, partial(self.ranking.cut, self))
+        score = self.ranked() if self.ranks_before_gradient else self.score
+        return reference.match_layout(mask_kinds.multiply(factors, score, weight.dtype), weight)
+
+    @torch.no_grad()
+    def factors(self, weight: Tensor, cut: Callable[[int], Cut]) -> mask_kinds.Factors:
+        """What the masked weights are multiplied from, given the cut of each coat."""
         settings, slope = self.settings, None
-        score = self.score if settings.mask in ("signed", "bernoulli") else self.ranked()
-        with torch.no_grad():
-            if settings.mask == "bernoulli" and self.training:
-                key = philox.key(settings.seed, settings.name)
-                multipliers, slope = mask_kinds.sample(self.score, key, self.passes)
-                threshold = self.score.max()  # is NaN if a score is
-            else:
-                cuts = [self.ranking.cut(self, coat) for coat in range(settings.coats)]
-                multipliers, threshold = self.multipliers(cuts), cuts[0].threshold
-            base = self.binarized(weight, multipliers) if settings.binarize else weight
-        found = mask_kinds.multiply(base, score, multipliers, threshold, slope, weight.dtype)
-        return reference.match_layout(found, weight)
+        if settings.mask == "bernoulli" and self.training:
+            key = philox.key(settings.seed, settings.name)
+            multipliers, slope = mask_kinds.sample(self.score, key, self.passes)
+            threshold = self.score.max()  # is NaN if a score is
+        else:
+            cuts = [cut(coat) for coat in range(settings.coats)]
+            multipliers, threshold = self.multipliers(cuts), cuts[0].threshold
+        base = self.binarized(weight, multipliers) if settings.binarize else weight
+        return mask_kinds.Factors(base, multipliers, threshold, slope)
+
+    @property
+    def ranks_before_gradient(self) -> bool:
+        """Whether the gradient of a score goes through what is ranked. Signs and probabilities come from the score."""
+        return self.settings.mask not in ("signed", "bernoulli")
 
     def multipliers(self, cuts: Sequence[Cut]) -> Tensor:
         """What the weights are multiplied by under these cuts, one for each coat."""
@@ -157,7 +167,7 @@ class MaskedParametrization(nn.Module):
 
     def count_pass_(self) -> None:
         """Note that a forward pass of the model begins: a Bernoulli mask is sampled anew."""
-        if self.settings.mask == "bernoulli" and self.training:
+        if self.settings.mask == "bernoulli" and self.training and self.given is None:
             self.passes += 1
 
     def ranked(self) -> Tensor:

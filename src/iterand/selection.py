@@ -104,8 +104,11 @@ class Ranking(ABC, Generic[Member]):
         """The cuts of these members under the current scores; coat j of k keeps (k − j)/k of what the first keeps."""
 
     @abstractmethod
-    def prepare_cuts(self, masks: Sequence[Member]) -> "FindCuts":
-        """The same for tensors that `backend.uses_triton`: an operation to be run whenever scores have changed."""
+    def prepare_cuts(self, masks: Sequence[Member], coat: int = 0, kept: Sequence[Tensor] = ()) -> "FindCuts":
+        """The same for tensors that `backend.uses_triton`: an operation to be run whenever scores have changed.
+
+        It reads the counts of kept weights from ``kept``, or from the members.
+        """
 
     @abstractmethod
     def rivals(self, mask: Member) -> Sequence[Member]:
@@ -143,10 +146,10 @@ class Ranking(ABC, Generic[Member]):
         scores, plain = [mask.score for mask in self.members], all(mask.is_plain for mask in self.members)
         if plain and not torch.compiler.is_compiling() and backend.uses_triton(scores, weights):
             first, masked = backend.apply_masks(self.prepare_cuts(self.members), weights)
-            cuts = [first]
+            coats = [first]
         else:
-            cuts, masked = [self.cuts(self.members, coat) for coat in range(self.members[0].coats)], None
-        self._passes[_thread()] = _Pass(versions, weight_versions, cuts, masked)
+            coats, masked = [self.cuts(self.members, coat) for coat in range(self.members[0].coats)], None
+        self._passes[_thread()] = _Pass(versions, weight_versions, coats, masked)
         return enclosing
 
     def end(self, enclosing: "_Pass | None") -> None:
@@ -164,7 +167,7 @@ class Ranking(ABC, Generic[Member]):
         """
         scores, kept = [mask.score.detach() for mask in rivals], [mask.kept for mask in rivals]
         if coat:
-            kept = [mask.kept * (mask.coats - coat) // mask.coats for mask in rivals]
+            kept = list(kept_by_coats(rivals)[coat].unbind())
         rank_by = rivals[0].rank_by
         if scores[0].device.type != "cpu" or not all(map(reference.is_plain, scores)):
             return backend.find_cuts(scores, kept, [mask.name for mask in rivals], rank_by=rank_by, **options)
@@ -187,9 +190,9 @@ class LayerRanking(Ranking[Member]):
             return [cut for mask in masks for cut in self._find([mask], coat)]
         return self._find(masks, coat)
 
-    def prepare_cuts(self, masks: Sequence[Member]) -> "FindCuts":
+    def prepare_cuts(self, masks: Sequence[Member], coat: int = 0, kept: Sequence[Tensor] = ()) -> "FindCuts":
         """Each by its own scores."""
-        return _prepare_cuts(masks)
+        return _prepare_cuts(masks, kept)
 
     def rivals(self, mask: Member) -> Sequence[Member]:
         """Only the member itself."""
@@ -204,24 +207,34 @@ class GlobalRanking(Ranking[Member]):
     """Scores compete across the whole network (the paper's text)."""
 
     def cuts(self, masks: Sequence[Member], coat: int = 0) -> list[Cut]:
-        """The cuts of these members, by the scores of all. A floor is one of the first coat."""
-        floors = [0 if coat else mask.floor_count for mask in self.members]
-        found = self._find(self.members, coat, together=True, floors=floors)
+        """The cuts of these members, by the scores of all."""
+        found = self._find(self.members, coat, together=True, floors=_floors(self.members, coat))
         return [found[self.members.index(mask)] for mask in masks]
 
-    def prepare_cuts(self, masks: Sequence[Member]) -> "FindCuts":
+    def prepare_cuts(self, masks: Sequence[Member], coat: int = 0, kept: Sequence[Tensor] = ()) -> "FindCuts":
         """The cuts of these members, which must be all."""
-        return _prepare_cuts(masks, together=True, floors=[mask.floor_count for mask in masks])
+        return _prepare_cuts(masks, kept, together=True, floors=_floors(masks, coat))
 
     def rivals(self, mask: Member) -> Sequence[Member]:
         """All members."""
         return self.members
 
 
-def _prepare_cuts(masks: Sequence[Ranked], **options: Any) -> "FindCuts":
+def kept_by_coats(masks: Sequence[Ranked]) -> Tensor:
+    """How many weights each coat (row) keeps of each tensor (column); coat j of k keeps (k − j)/k of the first."""
+    coats = masks[0].coats
+    shares = torch.arange(coats, 0, -1, device=masks[0].kept.device)
+    return torch.stack([mask.kept for mask in masks]) * shares[:, None] // coats
+
+
+def _floors(masks: Sequence[Ranked], coat: int) -> list[int]:
+    return [0 if coat else mask.floor_count for mask in masks]  # a floor is one of the first coat
+
+
+def _prepare_cuts(masks: Sequence[Ranked], kept: Sequence[Tensor], **options: Any) -> "FindCuts":
     from iterand.backend.triton import cuts  # only where there is Triton
 
-    scores, kept = [mask.score.detach() for mask in masks], [mask.kept for mask in masks]
+    scores, kept = [mask.score.detach() for mask in masks], kept or [mask.kept for mask in masks]
     return cuts.prepare(scores, kept, magnitude=masks[0].rank_by == "magnitude", **options)
 
 

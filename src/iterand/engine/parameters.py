@@ -1,32 +1,45 @@
-"""The masked weights of a model as leaves of autograd: found, masked and differentiated in one launch each."""
+"""The masked weights of a model as leaves of autograd: found, masked and differentiated outside of it.
+
+Kernels do binary masks in one launch each for all layers. Other kinds of masks are cut by kernels, and take torch's
+operations from there.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from iterand import backend
+from iterand.backend import Cut
+from iterand.mask_kinds import Factors
 from iterand.parametrization import MaskedLayer, MaskedParametrization, masked_layers
-from iterand.selection import Ranking
+from iterand.selection import Ranking, kept_by_coats
 
 _PARAMETRIZATIONS = ".parametrizations."
 
 
 class MaskedWeights:
-    """The masked weights of the layers that kernels can do; they take the place of θ ⊙ m in a forward pass.
+    """The masked weights of float32 layers; they take the place of θ ⊙ m in a forward pass.
 
-    ``gradients`` turns the gradients of the masked weights into those of the scores. The others, such as float16
-    layers, are left to plain autograd.
+    ``gradients`` turns the gradients of the masked weights into those of the scores. Other layers, such as float16
+    ones, are left to plain autograd.
     """
 
     def __init__(self, model: nn.Module, precision: torch.dtype | None) -> None:
         groups: dict[Ranking[MaskedParametrization], list[MaskedLayer]] = {}
         for layer in masked_layers(model).values():
             groups.setdefault(layer.parametrization.ranking, []).append(layer)
-        self._groups = [_Group(layers, precision) for layers in groups.values() if _fits(layers)]
+        self._groups = [_group(layers, precision) for layers in groups.values() if _fits(layers)]
         self.layers = [layer for group in self._groups for layer in group.layers]
         self.leaves = [leaf for group in self._groups for leaf in group.leaves]
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels can do all of it, ``update`` included."""
+        return all(isinstance(group, _KernelGroup) for group in self._groups)
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """All tensors of the model by the names that they have without masks."""
@@ -37,8 +50,7 @@ class MaskedWeights:
     def prepare(self) -> None:
         """Find the cuts of the current scores and write the masked weights."""
         for group in self._groups:
-            group.cuts.run()
-            group.apply.run(group.addresses)
+            group.prepare()
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -54,14 +66,15 @@ class MaskedWeights:
     @contextmanager
     def capturing(self) -> Iterator[None]:
         """While a graph is captured, addresses of gradients cannot come from the host: they are written afterwards."""
-        for group in self._groups:
+        groups = [group for group in self._groups if isinstance(group, _KernelGroup)]
+        for group in groups:
             group.table = torch.zeros(len(group.layers), dtype=torch.int64, device=group.addresses.device)
         try:
             yield
-            for group in self._groups:
+            for group in groups:
                 group.write_table()
         finally:
-            for group in self._groups:
+            for group in groups:
                 group.table = group.captured = None
 
     def gradients(self, gradients: Sequence[Tensor | None], *, add: bool) -> None:
@@ -72,14 +85,15 @@ class MaskedWeights:
     def update(
         self, gradients: Sequence[Tensor | None], learning_rate: Tensor, momentum: float, weight_decay: float
     ) -> None:
-        """One step of SGD on the scores, from the gradients of the masked weights."""
+        """One step of SGD on the scores, from the gradients of the masked weights, if it ``has_kernels``."""
         for group, mine in self._split(gradients):
-            group.update.run(group.table_of(mine), learning_rate, momentum, weight_decay)
+            kernels = cast(_KernelGroup, group)
+            kernels.update.run(kernels.table_of(mine), learning_rate, momentum, weight_decay)
 
     def use_momentum(self, buffers: Sequence[Tensor]) -> None:
         """The momentum buffers that ``update`` uses, one for each layer."""
         for group, mine in self._split(buffers):
-            group.prepare_update([buffer for buffer in mine if buffer is not None])
+            cast(_KernelGroup, group).prepare_update([buffer for buffer in mine if buffer is not None])
 
     def addresses(self) -> list[int]:
         """Where scores and weights are; the kernels have to be prepared again when they have moved."""
@@ -97,44 +111,65 @@ class MaskedWeights:
 
 
 class _Group:
-    """Layers that share a ranking, and the operations on all of them."""
+    """Layers that share a ranking, their masked weights and the gradients of their scores."""
 
     def __init__(self, layers: list[MaskedLayer], precision: torch.dtype | None) -> None:
-        from iterand.backend.triton.layers import pointers
-        from iterand.backend.triton.masks import ApplyMasks, ScoreGradients
-
         self.layers = layers
-        masks = [layer.parametrization for layer in layers]
+        self.masks = [layer.parametrization for layer in layers]
         self.weights = [layer.weight.detach() for layer in layers]
-        for mask, weight in zip(masks, self.weights):
+        for mask, weight in zip(self.masks, self.weights):
             mask.match_layout_(weight)
         self.dtypes = [precision if precision and _is_cast(layer) else torch.float32 for layer in layers]
         self.leaves: list[Tensor] = [
             torch.zeros_like(weight, dtype=dtype).requires_grad_(layer.score.requires_grad)
             for layer, weight, dtype in zip(layers, self.weights, self.dtypes)
         ]
-        self.cuts = masks[0].ranking.prepare_cuts(masks)
+        self._score_gradients: list[Tensor] = []
+
+    def prepare(self) -> None:
+        """Find the cuts of the current scores and write the masked weights."""
+        raise NotImplementedError
+
+    def differentiate(self, gradients: Sequence[Tensor | None], *, add: bool) -> None:
+        """Write the gradients of the scores, in buffers that stay where they are."""
+        if not self._score_gradients:
+            self._score_gradients = [torch.zeros_like(layer.score) for layer in self.layers]
+        for layer, gradient, buffer in zip(self.layers, gradients, self._score_gradients):
+            layer.score.grad = None if gradient is None else buffer
+
+
+class _KernelGroup(_Group):
+    """Binary masks: operations on all layers at once."""
+
+    def __init__(self, layers: list[MaskedLayer], precision: torch.dtype | None) -> None:
+        from iterand.backend.triton.layers import pointers
+        from iterand.backend.triton.masks import ApplyMasks, ScoreGradients
+
+        super().__init__(layers, precision)
+        self.cuts = self.masks[0].ranking.prepare_cuts(self.masks)
         self.apply = ApplyMasks(self.cuts, self.weights, self.dtypes)
         self.addresses = pointers(self.leaves)
         self._differentiate = ScoreGradients(self.cuts, self.weights, self.dtypes)
-        self._score_gradients: tuple[list[Tensor], Tensor] | None = None
+        self._gradient_addresses: Tensor | None = None
         self.table: Tensor | None = None
         """While a graph is captured: the table of addresses that its kernels read."""
         self.captured: list[Tensor | None] | None = None
         self.kept: list[tuple[Tensor, list[Tensor | None]]] = []
         """What captured graphs read."""
 
+    def prepare(self) -> None:
+        """Find the cuts of the current scores and write the masked weights."""
+        self.cuts.run()
+        self.apply.run(self.addresses)
+
     def differentiate(self, gradients: Sequence[Tensor | None], *, add: bool) -> None:
         """Write the gradients of the scores, in buffers that stay where they are."""
         from iterand.backend.triton.layers import pointers
 
-        if self._score_gradients is None:
-            buffers = [torch.zeros_like(layer.score) for layer in self.layers]
-            self._score_gradients = buffers, pointers(buffers)
-        buffers, addresses = self._score_gradients
-        for layer, gradient, buffer in zip(self.layers, gradients, buffers):
-            layer.score.grad = None if gradient is None else buffer
-        self._differentiate.run(self.table_of(gradients), addresses, add=add)
+        super().differentiate(gradients, add=add)
+        if self._gradient_addresses is None:
+            self._gradient_addresses = pointers(self._score_gradients)
+        self._differentiate.run(self.table_of(gradients), self._gradient_addresses, add=add)
 
     def prepare_update(self, buffers: Sequence[Tensor]) -> None:
         """Prepare SGD with these momentum buffers."""
@@ -164,12 +199,58 @@ class _Group:
         return self.table
 
 
+class _MultiplierGroup(_Group):
+    """The other kinds of masks, which multiply weights by more than 0 and 1, or by a sample."""
+
+    def __init__(self, layers: list[MaskedLayer], precision: torch.dtype | None) -> None:
+        super().__init__(layers, precision)
+        self._kept = kept_by_coats(self.masks)
+        ranking = self.masks[0].ranking
+        self._coats = [ranking.prepare_cuts(self.masks, coat, kept.unbind()) for coat, kept in enumerate(self._kept)]
+        self._factors: list[Factors] = []
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Find the cuts of the current scores and write the masked weights."""
+        self._kept.copy_(kept_by_coats(self.masks))
+        for cuts in self._coats:
+            cuts.run()
+        for mask in self.masks:
+            mask.count_pass_()
+        self._factors = [
+            mask.factors(weight, partial(self._cut, number))
+            for number, (mask, weight) in enumerate(zip(self.masks, self.weights))
+        ]
+        for factors, leaf in zip(self._factors, self.leaves):
+            leaf.copy_(factors.masked(leaf.dtype))
+
+    def _cut(self, number: int, coat: int) -> Cut:
+        cuts = self._coats[coat]
+        return Cut(cuts.thresholds[number], cuts.lasts[number])
+
+    @torch.no_grad()
+    def differentiate(self, gradients: Sequence[Tensor | None], *, add: bool) -> None:
+        """Write the gradients of the scores, in buffers that stay where they are."""
+        super().differentiate(gradients, add=add)
+        for mask, factors, gradient, buffer in zip(self.masks, self._factors, gradients, self._score_gradients):
+            if gradient is None:
+                continue
+            found = factors.gradient(gradient)
+            if mask.ranks_before_gradient and mask.rank_by == "magnitude":
+                found *= mask.score.sign()
+            buffer.add_(found) if add else buffer.copy_(found)
+        self._factors = []
+
+
+def _group(layers: list[MaskedLayer], precision: torch.dtype | None) -> _Group:
+    plain = all(layer.parametrization.is_plain for layer in layers)
+    return (_KernelGroup if plain else _MultiplierGroup)(layers, precision)
+
+
 def _fits(layers: Sequence[MaskedLayer]) -> bool:
     masks = [layer.parametrization for layer in layers]
-    return (
-        {*masks}.issuperset(masks[0].ranking.rivals(masks[0]))
-        and all(mask.is_plain for mask in masks)
-        and backend.uses_triton([mask.score.detach() for mask in masks], [layer.weight for layer in layers])
+    return {*masks}.issuperset(masks[0].ranking.rivals(masks[0])) and backend.uses_triton(
+        [mask.score.detach() for mask in masks], [layer.weight for layer in layers]
     )
 
 

@@ -18,7 +18,8 @@ class Update:
     """Updates the parameters of an optimizer in a step that may be captured as a CUDA graph.
 
     Learning rates are read from tensors on the device, to which ``begin`` copies those of the parameter groups. SGD
-    with momentum and weight decay is done by one kernel for the scores of all layers; anything else by the optimizer.
+    with momentum and weight decay is done by one kernel for the scores of all layers with binary masks; anything else
+    by the optimizer.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Update:
 
 def _plain_sgd(optimizer: Optimizer, masked: MaskedWeights) -> int | None:
     """The number of the parameter group with all scores, if a kernel can do what the optimizer does with it."""
-    if type(optimizer) is not SGD or not masked.layers:
+    if type(optimizer) is not SGD or not masked.layers or not masked.has_kernels:
         return None
     scores = {id(layer.score) for layer in masked.layers}
     for number, group in enumerate(optimizer.param_groups):
