@@ -58,7 +58,8 @@ def load_base(args: argparse.Namespace) -> dict[str, Tensor]:
             image_size=args.image_size,
         )
         model = network(0, data.classes).to(args.device, memory_format=torch.channels_last)
-        settings = argparse.Namespace(**{**vars(args), "method": "base", "lr": RATES["base"], "seed": 0})
+        rates = {"lr": RATES["base"], "head_lr": RATES["base"]}
+        settings = argparse.Namespace(**{**vars(args), **rates, "method": "base", "seed": 0})
         found = train(model, data, settings, args.base_epochs)
         print(f"base: test {evaluate(model, data.test, args):.2f} %; {found['epochs'][-1]}", flush=True)
         state = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
