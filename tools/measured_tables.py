@@ -634,11 +634,8 @@ def _fine_tuning(benchmark: str, what: str) -> Lines:
         ])  # fmt: skip
         counts.add(len(records))
     environment = next(iter(groups.values()))[0]["environment"] if groups else {}
-    many = (
-        f"mean ± standard deviation, n = {min(counts)} to {max(counts)}"
-        if max(counts, default=0) > 1
-        else "seed 0 (n = 1)"
-    )
+    span = str(max(counts)) if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    many = f"mean ± standard deviation, n = {span}"
     caption = f"*{what}; {many}; {machine(environment)}, torch "
     caption += f"{environment.get('torch')}; switching on one core of a CPU.*"
     head = ["", "test accuracy (%)", "file", "learning rate", "switch (ms)", "switch, cached (ms)"]
