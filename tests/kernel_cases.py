@@ -1,6 +1,7 @@
 """Scores that a selection could stumble over, and a selection that does not take long without a GPU."""
 
 import importlib.util
+from dataclasses import replace
 
 import torch
 
@@ -22,8 +23,18 @@ def patch_language_once():
     interpreter._patch_lang = once
 
 
+def leave_out_unused_checks():
+    """Let Triton's interpreter not ask of each sum whether it overflows, which is heard of in debug mode only."""
+    from triton.runtime import interpreter
+
+    options = interpreter.interpreter_builder.options
+    if not options.debug:
+        interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
+
+
 if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
     patch_language_once()
+    leave_out_unused_checks()
 
 
 def shrink(monkeypatch):
