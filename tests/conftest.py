@@ -1,5 +1,6 @@
 """Five small models that all classify 8×8 images, so that one test can be asked of every shape of network."""
 
+import gc
 import importlib.util
 import math
 import os
@@ -114,6 +115,13 @@ def _example(name: str) -> Example:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(16, 1, 8, 8, generator=generator)
     return Example(MODELS[name], images, torch.randint(10, (16,), generator=generator))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _collected():
+    """Let the garbage collector not look again and again at what is there for good: modules, tests and their names."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
