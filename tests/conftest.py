@@ -32,6 +32,37 @@ if importlib.util.find_spec("hypothesis"):  # the GPU tests run without it
     settings.load_profile("iterand")
 
 
+LONGEST = [
+    "test_ray",
+    "test_distributed",
+    "test_kernels",
+    "test_fused_step",
+    "test_recipes_run",
+    "test_trainers",
+    "test_make_step",
+    "test_examples",
+    "test_kernels_compile",
+    "test_inference_int8",
+    "test_inference_c",
+    "test_data_workers",
+    "test_inference_decoder",
+    "test_docs",
+    "test_inference_streams",
+    "test_kill_and_resume",
+    "test_ticket",
+    "test_training",
+    "test_layering",
+    "test_cli",
+    "test_compile",
+]
+
+
+def pytest_collection_modifyitems(items):
+    """Let the files that take longest come first, so that no worker is alone with one of them in the end."""
+    places = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory):
     """Compiled networks are kept in a cache of the tests, not in the user's."""

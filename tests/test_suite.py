@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from conftest import LONGEST
+
 pytest.importorskip("xdist", reason="pytest-xdist is not installed")
 
 ROOT = Path(__file__).parents[1]
@@ -55,6 +57,10 @@ def test_the_plugin_is_used_and_waits_longer_than_a_test_may_take(request):
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert request.config.pluginmanager.has_plugin("silence")
     assert options["timeout"] < sys.modules["silence"].LONGEST
+
+
+def test_the_files_that_come_first_are_there():
+    assert set(LONGEST) <= {path.stem for path in Path(__file__).parent.rglob("test_*.py")}
 
 
 @pytest.mark.parametrize("way", ["BLAS gemm: bf16 path", "baddbmm:bf16 path"])
