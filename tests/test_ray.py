@@ -64,6 +64,7 @@ def _secret():
         patch.delenv("RAY_AUTH_MODE", raising=False)
         patch.delenv("RAY_ADDRESS", raising=False)
         patch.setenv("RAY_AUTH_TOKEN", uuid.uuid4().hex)
+        patch.setenv("RAY_worker_niceness", "0")  # else its workers wait for the tests that run beside these
         yield
 
 
