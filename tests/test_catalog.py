@@ -31,6 +31,7 @@ SIZES = {
     "best": (23, 13, 3),
     "ablation": (21, 0, 3),
     "family": (112, 0, 3),
+    "claims": (6, 2, 3),
 }
 # Copied by hand from the paper: table, axes, mean, deviation, where.
 SAMPLE = [
@@ -119,7 +120,9 @@ def test_experiments_share_their_runs():
     assert len(runs("period") & runs("figure1")) == 3
     assert len(runs("best") & runs("figure2", "best")) == 3
     assert len(runs("best") & runs("imp", "best")) == 10
-    for name in ("digits", "figure3", "large", "imdb", "best", "ablation", "family"):
+    assert len(runs("claims") & runs("family")) == 2
+    assert len(runs("claims") & runs("figure2")) == 1
+    for name in ("digits", "figure3", "large", "imdb", "best", "ablation", "family", "claims"):
         assert runs(name) == runs(name, "text") == runs(name, "best")
 
 

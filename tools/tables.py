@@ -414,6 +414,42 @@ def ablation() -> Lines:
     return [*caption(what, found.values(), 3, command), *markdown(["", "test", "difference"], rows)]
 
 
+def family() -> Lines:
+    """Kinds of masks: accuracy with and without randomization at two sparsities, and the ticket at the lower."""
+    columns = [(sparsity, way) for sparsity in (0.5, 0.9) for way in ("never redrawn", "IteRand")]
+    lines, shown = [], []
+    for network in ("Conv6", "ResNet18"):
+        for settings, whose in (("the paper's", "the paper's"), ("ours", "our")):
+            found = cells("family", network=network, settings=settings)
+            kinds = dict.fromkeys(kind for _, kind, _ in found)
+            if len(kinds) < 2:
+                continue  # nothing to compare yet
+            rows = []
+            for kind in kinds:
+                there = [found.get((sparsity, kind, way)) for sparsity, way in columns]
+                first = next(cell for cell in there if cell)
+                name = f"{kind} ({first.cell.recipe.method.coats} coats)" if kind == "multi-coated" else str(kind)
+                sizes = [ticket_bytes(there[number]) if there[number] else "" for number in (1, 3)]
+                rows.append([name, *(accuracy(cell, 1) if cell else "" for cell in there), *sizes])
+            head = [f"{network}, {whose} settings", *(f"p = {sparsity:g}, {way}" for sparsity, way in columns)]
+            lines += [*markdown([*head, "ticket, p = 0.5", "ticket, p = 0.9"], rows), ""]
+            shown += list(found.values())
+    what = "Kinds of masks on CIFAR-10, test accuracy in %, and tickets with IteRand"
+    return [*caption(what, shown, 1, "iterand reproduce family"), *lines[:-1]]
+
+
+def claims() -> Lines:
+    """What papers claim of other kinds of masks."""
+    found = [cell for cell in outcome("claims").cells if cell.summary]
+    rows = []
+    for cell in found:
+        number = cell.cell.paper
+        published = f"{of_paper(number)}, {number.where}" if number else ""
+        rows.append([cell.cell.label, accuracy(cell, 3), published, delta(cell)])
+    what = "CIFAR-10, test accuracy in %"
+    return [*caption(what, found, 3, "iterand reproduce claims"), *markdown(["", "ours", "published", "Δ"], rows)]
+
+
 def norm_statistics() -> Lines:
     """Running averages beside recomputed statistics."""
     found: dict[tuple[str, float], Record] = {}
@@ -488,8 +524,10 @@ def folders() -> Lines:
         "ablation": "one part of `best-resnet20` left out at a time, 40 epochs",
         "benchmarks": "speed, memory, ticket sizes, the theory, probes: whatever is no run",
         "best": "the recipes `best-*`",
+        "claims": "what the papers of other kinds of masks claim",
         "digits": "the quickstart",
         "exploration": "runs with other settings, which no table of an experiment counts",
+        "family": "other kinds of masks",
         "figure2": "Figure 2 (Table 3) of the paper",
         "imagenet-tree": "ResNet50 by its ImageNet recipe on a made-up tree of 10 classes",
         "imdb": "Table 10, film reviews",
@@ -518,6 +556,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "best-imp": best_imp,
     "best-dense": best_dense,
     "ablation": ablation,
+    "family": family,
+    "claims": claims,
     "norm-statistics": norm_statistics,
     "own-model": own_model,
     "experiments": experiments,

@@ -156,7 +156,7 @@ class ScoreFreezing(CountingStepper):
 
     Each step projects the scores to [0, 1]. Every ``period`` steps the weights whose scores are too low for the current
     sparsity are frozen: pruned for good, with a score of −1. So it goes with a ``SparsitySchedule``, as a rule
-    ``"geometric"``, and with weight decay of the scores, the regularizer of Sreenivasan et al. (2022).
+    ``"geometric"``. Sreenivasan et al. (2022) also decay the scores.
     """
 
     kind = "score_freezing"

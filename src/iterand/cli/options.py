@@ -22,6 +22,7 @@ EXPERIMENTS = (
     "best",
     "ablation",
     "family",
+    "claims",
 )
 PROFILES = ("paper", "text", "best")
 SCALES = ("full", "tiny")

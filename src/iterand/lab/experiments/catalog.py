@@ -26,6 +26,7 @@ _EXPERIMENTS = {
     "best": extras.best,
     "ablation": extras.ablation,
     "family": extras.family,
+    "claims": extras.claims,
 }
 
 _TINY_BATCH = {"imagenet": 2}

@@ -1,4 +1,4 @@
-"""Experiments beyond the paper: digits, the recommended recipes, an ablation of them, and other kinds of masks."""
+"""Experiments beyond the paper: digits, the recommended recipes, an ablation, other kinds of masks and their claims."""
 
 import json
 
@@ -26,14 +26,17 @@ WITHOUT = {
 """The cells of the ablation: the settings that turn one part of the recipes ``best-*`` off."""
 
 _BLOCKS = [f"stages.{stage}.*.branch.2.convolution" for stage in range(4)]
+_BIPROP = ["binarize=true", "weight_distribution=kaiming_normal", "rank_by=magnitude"]
 _BY_SIGN = ["candidates=pruned", "redrawn_scores=stay", "rate=0.1"]
+_BERNOULLI = ["mask=bernoulli", "learning_rate.initial=300", "weight_decay=0"]  # logits, whose slope is σ'
+_GEM_MINER = ["mask=gem_miner", "score_distribution=unit_uniform", "sparsity_schedule=geometric"]
 FAMILY = {
     "binary": [],
-    "Bernoulli": ["mask=bernoulli", "learning_rate.initial=100"],  # scores move by units, and their slope is σ'
+    "Bernoulli": _BERNOULLI,
     "signed": ["mask=signed", *_BY_SIGN],
     "multi-coated": ["mask=multicoat", "coats=3"],
-    "biprop": ["binarize=true", "weight_distribution=kaiming_normal", "rank_by=magnitude", *_BY_SIGN],
-    "GEM-Miner": ["mask=gem_miner", "score_distribution=unit_uniform", "sparsity_schedule=geometric", *_BY_SIGN],
+    "biprop": [*_BIPROP, *_BY_SIGN],
+    "GEM-Miner": [*_GEM_MINER, "learning_rate.initial=1", "weight_decay=0", *_BY_SIGN],  # scores from 0 to 1
     "recycling": ["redraw_from=kept", "rate=1.0"],
     "shared blocks": [f"share={json.dumps(_BLOCKS)}"],
 }
@@ -127,3 +130,38 @@ def family() -> Experiment:
     return Experiment(
         "family", "Other kinds of masks on CIFAR-10, never redrawn and with IteRand", tuple(cells), 3, "ours", "bars"
     )
+
+
+def claims() -> Experiment:
+    """What the papers of other kinds of masks claim, on networks that they were published for."""
+    coats = find_recipe("resnet18", ["method.name=edge_popup"])
+    recycled = find_recipe("conv6", ["sparsity=0.9"])
+    biprop = ["augmentation=crop", "sparsity=0.8", "norms=keep", "method.name=edge_popup", *_BIPROP]
+    zhou = ["augmentation=none", "method.name=edge_popup", *_BERNOULLI]
+    cells = (
+        Cell(
+            "ResNet18, biprop, norms trained, p = 0.8",
+            find_recipe("resnet18", biprop),
+            (("method", "biprop"),),
+            PaperNumber(94.8, None, "Diffenderfer and Kailkhura (2021)"),
+        ),
+        Cell(
+            "Conv6, Bernoulli supermask, images not augmented, p = 0.5",
+            find_recipe("conv6", zhou),
+            (("method", "Bernoulli"),),
+            PaperNumber(76.5, None, "Zhou et al. (2019)"),
+        ),
+        Cell("ResNet18, one coat, p = 0.6", coats, (("method", "one coat"),)),
+        Cell(
+            "ResNet18, three coats, p = 0.6",
+            recipe_file.override(coats, FAMILY["multi-coated"]),
+            (("method", "three coats"),),
+        ),
+        Cell("Conv6, fresh draws, p = 0.9", recycled, (("method", "fresh draws"),)),
+        Cell(
+            "Conv6, recycled draws, p = 0.9",
+            recipe_file.override(recycled, FAMILY["recycling"]),
+            (("method", "recycled draws"),),
+        ),
+    )
+    return Experiment("claims", "What the papers of other kinds of masks claim", cells, 3, "ours", "bars")
