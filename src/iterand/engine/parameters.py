@@ -4,6 +4,7 @@ Kernels do binary masks in one launch each for all layers. Other kinds of masks 
 operations from there.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -110,7 +111,7 @@ class MaskedWeights:
             start += len(group.layers)
 
 
-class _Group:
+class _Group(ABC):
     """Layers that share a ranking, their masked weights and the gradients of their scores."""
 
     def __init__(self, layers: list[MaskedLayer], precision: torch.dtype | None) -> None:
@@ -126,9 +127,9 @@ class _Group:
         ]
         self._score_gradients: list[Tensor] = []
 
+    @abstractmethod
     def prepare(self) -> None:
         """Find the cuts of the current scores and write the masked weights."""
-        raise NotImplementedError
 
     def differentiate(self, gradients: Sequence[Tensor | None], *, add: bool) -> None:
         """Write the gradients of the scores, in buffers that stay where they are."""
