@@ -63,6 +63,11 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
+def pytest_unconfigure():
+    """Let what ``_collected`` has set aside be freed: some libraries say at exit what is left of theirs."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _cache(tmp_path_factory):
     """Compiled networks are kept in a cache of the tests, not in the user's."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from iterand import backend, distributions, philox
+from iterand import backend, distributions, mask_kinds, philox
 from iterand.backend import reference
 from iterand.lab.data import Batch
 from iterand.lab.networks import build_network
@@ -186,6 +186,35 @@ def test_masked_weights(kinds, same_order):
                 assert torch.equal(result.cpu(), wanted)
 
 
+@pytest.mark.parametrize(
+    ("kind", "coats"), [("signed", 1), ("multicoat", 2), ("multicoat", 3), ("gem_miner", 1)], ids=str
+)
+def test_masked_weights_of_other_kinds(kind, coats):
+    network = Network()
+    network.weights[0] = network.weights[0].contiguous()  # not the order of the scores
+    magnitude = kind == "signed"
+    shares = [[count * (coats - coat) // coats for count in network.kept] for coat in range(coats)]
+    counts = [on_device(map(torch.tensor, row)) for row in shares]
+    found = [cuts.prepare(network.scores, kept, magnitude=magnitude) for kept in counts]
+    options = {"signed": kind == "signed", "rounded": kind == "gem_miner"}
+    apply = ApplyMasks(found[0], network.weights, [torch.float32] * 3, coats=found[1:], **options)
+    given = [torch.empty_like(weight) for weight in network.weights]
+    for change in (0.0, 0.4):  # the cuts are read again in each run
+        for score in network.scores:
+            score.mul_(1 - 2 * change).add_(change)
+        for one in found:
+            one.run()
+        apply.run(pointers(given))
+        for number, (score, weight) in enumerate(zip(network.scores, network.weights)):
+            ranked = score.cpu().abs() if magnitude else score.cpu()
+            mine = [reference.cut(ranked, torch.tensor(row[number])) for row in shares]
+            mine[0] = mask_kinds.limit(kind, mine[0])
+            multipliers = mask_kinds.multipliers(kind, score.cpu(), ranked, mine)
+            wanted = mask_kinds.apply_multipliers(weight.cpu(), multipliers, torch.zeros(()), torch.float32)
+            assert multipliers.unique().numel() > 1
+            assert torch.equal(given[number].cpu(), wanted)
+
+
 @pytest.mark.parametrize("magnitude", [False, True])
 @pytest.mark.parametrize("kinds", KINDS, ids=str)
 def test_gradients_of_scores(kinds, magnitude):
@@ -193,7 +222,7 @@ def test_gradients_of_scores(kinds, magnitude):
     found = cuts.prepare(network.scores, on_device(map(torch.tensor, network.kept)), magnitude=magnitude)
     gradients = [torch.randn_like(weight).to(kind) for weight, kind in zip(network.weights, kinds)]
     results = [torch.full_like(score, 7.0) for score in network.scores]
-    operation = ScoreGradients(found, network.weights, kinds)
+    operation = ScoreGradients(found, network.weights, kinds, magnitude=magnitude)
     wanted = [
         gradient.cpu().float() * weight.cpu() * (score.cpu().sign() if magnitude else 1.0)
         for gradient, weight, score in zip(gradients, network.weights, network.scores)
@@ -211,7 +240,7 @@ def test_scores_are_updated_as_by_sgd_on_the_cpu(kinds, momentum, weight_decay):
     parameters = [torch.nn.Parameter(score.cpu()) for score in network.scores]
     optimizer = torch.optim.SGD(parameters, lr=0.3, momentum=momentum, weight_decay=weight_decay)
     buffers = [torch.zeros_like(score) for score in network.scores]
-    update = UpdateScores(network.found, network.weights, buffers, kinds)
+    update = UpdateScores(network.found, network.weights, buffers, kinds, magnitude=False)
     for _ in range(3):
         for parameter, gradient, weight in zip(parameters, gradients, network.weights):
             parameter.grad = gradient.cpu().float() * weight.cpu()

@@ -59,7 +59,9 @@ found = {
     "digits of scores": compiled(radix_select.count_digits, INDICES=False, MAGNITUDE=False, FIRST=False),
     "digits of indices": compiled(radix_select.count_digits, INDICES=True, MAGNITUDE=True, FIRST=True),
     "finish": compiled(radix_select.finish),
-    "apply": compiled(masks._apply, MAGNITUDE=False, SAME=False),
+    "apply": compiled(masks._apply, MAGNITUDE=False, SAME=False, COATS=1, SIGNED=False, ROUNDED=False),
+    "apply, signed": compiled(masks._apply, MAGNITUDE=True, SAME=True, COATS=1, SIGNED=True, ROUNDED=False),
+    "apply, coats": compiled(masks._apply, MAGNITUDE=False, SAME=True, COATS=3, SIGNED=False, ROUNDED=True),
     "differentiate": compiled(masks._differentiate, MAGNITUDE=True, ADD=True),
     "update": compiled(masks._update, MAGNITUDE=True, DECAYS=True, MOVES=True),
     "redraw": compiled(redraw._redraw, MAGNITUDE=False, SAME=False, NEGATIVE=True, FOLLOW=True, DRAW_BYTES=1),
@@ -88,5 +90,5 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path):
     )  # fmt: skip
     assert answer.returncode == 0, answer.stderr[-2000:]
     found = json.loads(answer.stdout.splitlines()[-1])
-    assert len(found) == 22
+    assert len(found) == 24
     assert all(size > 1000 for size in found.values()), found

@@ -133,7 +133,7 @@ class MaskedParametrization(nn.Module):
     def _multiplied(self, weight: Tensor) -> Tensor:
         """The masked weights of the other kinds; see `iterand.mask_kinds`."""
         factors = self.factors(weight, partial(self.ranking.cut, self))
-        score = self.ranked() if self.ranks_before_gradient else self.score
+        score = self.ranked() if self.differentiates_magnitude else self.score
         return reference.match_layout(mask_kinds.multiply(factors, score, weight.dtype), weight)
 
     @torch.no_grad()
@@ -151,9 +151,9 @@ class MaskedParametrization(nn.Module):
         return mask_kinds.Factors(base, multipliers, threshold, slope)
 
     @property
-    def ranks_before_gradient(self) -> bool:
-        """Whether the gradient of a score goes through what is ranked. Signs and probabilities come from the score."""
-        return self.settings.mask not in ("signed", "bernoulli")
+    def differentiates_magnitude(self) -> bool:
+        """Whether the masked weight is a function of |s|. Signs and probabilities come from s itself."""
+        return self.settings.rank_by == "magnitude" and self.settings.mask not in ("signed", "bernoulli")
 
     def multipliers(self, cuts: Sequence[Cut]) -> Tensor:
         """What the weights are multiplied by under these cuts, one for each coat."""

@@ -46,6 +46,11 @@ class Settings:
         return self.mask == "binary" and not self.binarize
 
     @property
+    def follows_from_cuts(self) -> bool:
+        """Whether a masked weight is a function of its weight, its score and the cuts alone."""
+        return self.mask != "bernoulli" and not self.binarize
+
+    @property
     def key(self) -> philox.Key:
         """The key of the generator for the weights."""
         return philox.key(self.seed, self.shared or self.name)

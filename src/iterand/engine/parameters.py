@@ -1,7 +1,7 @@
 """The masked weights of a model as leaves of autograd: found, masked and differentiated outside of it.
 
-Kernels do binary masks in one launch each for all layers. Other kinds of masks are cut by kernels, and take torch's
-operations from there.
+Kernels do masks in one launch each for all layers. Sampled masks and binarized weights are cut by kernels, and take
+torch's operations from there.
 """
 
 from abc import ABC, abstractmethod
@@ -126,6 +126,20 @@ class _Group(ABC):
             for layer, weight, dtype in zip(layers, self.weights, self.dtypes)
         ]
         self._score_gradients: list[Tensor] = []
+        ranking = self.masks[0].ranking
+        self._kept = kept_by_coats(self.masks)
+        further = [
+            ranking.prepare_cuts(self.masks, coat, kept.unbind()) for coat, kept in enumerate(self._kept) if coat
+        ]
+        self.coats = [ranking.prepare_cuts(self.masks), *further]
+        """The cuts of each coat."""
+
+    def find_cuts(self) -> None:
+        """Find the cuts of the current scores."""
+        if len(self.coats) > 1:
+            self._kept.copy_(kept_by_coats(self.masks))
+        for cuts in self.coats:
+            cuts.run()
 
     @abstractmethod
     def prepare(self) -> None:
@@ -140,17 +154,21 @@ class _Group(ABC):
 
 
 class _KernelGroup(_Group):
-    """Binary masks: operations on all layers at once."""
+    """Masks that follow from the cuts: operations on all layers at once."""
 
     def __init__(self, layers: list[MaskedLayer], precision: torch.dtype | None) -> None:
         from iterand.backend.triton.layers import pointers
         from iterand.backend.triton.masks import ApplyMasks, ScoreGradients
 
         super().__init__(layers, precision)
-        self.cuts = self.masks[0].ranking.prepare_cuts(self.masks)
-        self.apply = ApplyMasks(self.cuts, self.weights, self.dtypes)
+        first, *further = self.coats
+        kind = self.masks[0].settings.mask
+        self.apply = ApplyMasks(
+            first, self.weights, self.dtypes, coats=further, signed=kind == "signed", rounded=kind == "gem_miner"
+        )
         self.addresses = pointers(self.leaves)
-        self._differentiate = ScoreGradients(self.cuts, self.weights, self.dtypes)
+        self._magnitude = self.masks[0].differentiates_magnitude
+        self._differentiate = ScoreGradients(first, self.weights, self.dtypes, magnitude=self._magnitude)
         self._gradient_addresses: Tensor | None = None
         self.table: Tensor | None = None
         """While a graph is captured: the table of addresses that its kernels read."""
@@ -160,7 +178,7 @@ class _KernelGroup(_Group):
 
     def prepare(self) -> None:
         """Find the cuts of the current scores and write the masked weights."""
-        self.cuts.run()
+        self.find_cuts()
         self.apply.run(self.addresses)
 
     def differentiate(self, gradients: Sequence[Tensor | None], *, add: bool) -> None:
@@ -176,7 +194,8 @@ class _KernelGroup(_Group):
         """Prepare SGD with these momentum buffers."""
         from iterand.backend.triton.masks import UpdateScores
 
-        self.update = UpdateScores(self.cuts, self.weights, buffers, self.dtypes)
+        first = self.coats[0]
+        self.update = UpdateScores(first, self.weights, buffers, self.dtypes, magnitude=self._magnitude)
 
     def write_table(self) -> None:
         """Write the addresses of the captured gradients to the table that the graph reads, and keep both."""
@@ -200,22 +219,17 @@ class _KernelGroup(_Group):
         return self.table
 
 
-class _MultiplierGroup(_Group):
-    """The other kinds of masks, which multiply weights by more than 0 and 1, or by a sample."""
+class _TorchGroup(_Group):
+    """Masks that are sampled, and weights that are binarized: the operations of torch, layer by layer."""
 
     def __init__(self, layers: list[MaskedLayer], precision: torch.dtype | None) -> None:
         super().__init__(layers, precision)
-        self._kept = kept_by_coats(self.masks)
-        ranking = self.masks[0].ranking
-        self._coats = [ranking.prepare_cuts(self.masks, coat, kept.unbind()) for coat, kept in enumerate(self._kept)]
         self._factors: list[Factors] = []
 
     @torch.no_grad()
     def prepare(self) -> None:
         """Find the cuts of the current scores and write the masked weights."""
-        self._kept.copy_(kept_by_coats(self.masks))
-        for cuts in self._coats:
-            cuts.run()
+        self.find_cuts()
         for mask in self.masks:
             mask.count_pass_()
         self._factors = [
@@ -226,7 +240,7 @@ class _MultiplierGroup(_Group):
             leaf.copy_(factors.masked(leaf.dtype))
 
     def _cut(self, number: int, coat: int) -> Cut:
-        cuts = self._coats[coat]
+        cuts = self.coats[coat]
         return Cut(cuts.thresholds[number], cuts.lasts[number])
 
     @torch.no_grad()
@@ -237,15 +251,16 @@ class _MultiplierGroup(_Group):
             if gradient is None:
                 continue
             found = factors.gradient(gradient)
-            if mask.ranks_before_gradient and mask.rank_by == "magnitude":
+            if mask.differentiates_magnitude:
                 found *= mask.score.sign()
             buffer.add_(found) if add else buffer.copy_(found)
         self._factors = []
 
 
 def _group(layers: list[MaskedLayer], precision: torch.dtype | None) -> _Group:
-    plain = all(layer.parametrization.is_plain for layer in layers)
-    return (_KernelGroup if plain else _MultiplierGroup)(layers, precision)
+    settings = [layer.parametrization.settings for layer in layers]
+    kernels = len({one.mask for one in settings}) == 1 and all(one.follows_from_cuts for one in settings)
+    return (_KernelGroup if kernels else _TorchGroup)(layers, precision)
 
 
 def _fits(layers: Sequence[MaskedLayer]) -> bool:

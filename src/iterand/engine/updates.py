@@ -18,8 +18,8 @@ class Update:
     """Updates the parameters of an optimizer in a step that may be captured as a CUDA graph.
 
     Learning rates are read from tensors on the device, to which ``begin`` copies those of the parameter groups. SGD
-    with momentum and weight decay is done by one kernel for the scores of all layers with binary masks; anything else
-    by the optimizer.
+    with momentum and weight decay is done by one kernel for the scores of all layers, unless masks are sampled or
+    weights binarized; anything else by the optimizer.
     """
 
     def __init__(

@@ -30,11 +30,28 @@ _ALIGNMENT = 512  # bytes
 class ApplyMasks:
     """``reference.apply_mask`` for all layers in one launch, rounded to the given dtypes: float32 or bfloat16.
 
-    Masked weights have the memory layout of the weights, which may be another one than that of the scores.
+    Masked weights have the memory layout of the weights, which may be another one than that of the scores. Other kinds
+    of masks (`iterand.mask_kinds`): ``coats`` are the cuts of further coats, ``signed`` turns weights whose score is
+    negative, and ``rounded`` keeps no score below 0.5.
     """
 
-    def __init__(self, cuts: FindCuts, weights: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> None:
+    def __init__(
+        self,
+        cuts: FindCuts,
+        weights: Sequence[Tensor],
+        dtypes: Sequence[torch.dtype],
+        *,
+        coats: Sequence[FindCuts] = (),
+        signed: bool = False,
+        rounded: bool = False,
+    ) -> None:
         self._cuts = cuts
+        self._coats = [cuts, *coats]
+        self._thresholds, self._lasts = cuts.thresholds, cuts.lasts
+        if coats:
+            self._thresholds = torch.stack([one.thresholds for one in self._coats])
+            self._lasts = torch.stack([one.lasts for one in self._coats])
+        self._kind = {"COATS": len(self._coats), "SIGNED": signed, "ROUNDED": rounded}
         layers = Layers(weights)
         self._weights, self._table = pointers(weights), layers.table
         self._same = layers.layouts == cuts.layers.layouts
@@ -48,10 +65,15 @@ class ApplyMasks:
     def run(self, masked: Tensor) -> None:
         """Write the masked weights of the current cuts to these addresses."""
         cuts, layers = self._cuts, self._cuts.layers
+        if len(self._coats) > 1:
+            for number, coat in enumerate(self._coats):
+                self._thresholds[number].copy_(coat.thresholds)
+                self._lasts[number].copy_(coat.lasts)
         with launching_on(layers.device):
             _apply[(layers.blocks,)](
                 layers.block_layer, layers.table, cuts.scores, self._weights, masked, self._halves, self._table,
-                cuts.thresholds, cuts.lasts, BLOCK=BLOCK, MAGNITUDE=cuts.magnitude, SAME=self._same, **EXACT,
+                self._thresholds, self._lasts, len(layers.sizes),
+                BLOCK=BLOCK, MAGNITUDE=cuts.magnitude, SAME=self._same, **self._kind, **EXACT,
             )  # fmt: skip
 
     def masked_weights(self) -> list[Tensor]:
@@ -71,14 +93,16 @@ def prepare(cuts: FindCuts, weights: Sequence[Tensor]) -> ApplyMasks:
 
 
 class ScoreGradients:
-    """``reference.score_gradient`` for all layers in one launch, times sign(s) where |s| is ranked.
+    """``reference.score_gradient`` for all layers in one launch, times sign(s) if it is that of a ``magnitude`` |s|.
 
     Gradients come in ``dtypes``; all tensors of a layer have the same memory layout. A layer whose gradient has the
     address 0 is left out.
     """
 
-    def __init__(self, cuts: FindCuts, weights: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> None:
-        self._cuts = cuts
+    def __init__(
+        self, cuts: FindCuts, weights: Sequence[Tensor], dtypes: Sequence[torch.dtype], *, magnitude: bool
+    ) -> None:
+        self._cuts, self._magnitude = cuts, magnitude
         self._weights = pointers(weights)
         self._halves = halves(dtypes, cuts.layers.device)
 
@@ -88,15 +112,14 @@ class ScoreGradients:
         with launching_on(layers.device):
             _differentiate[(layers.blocks,)](
                 layers.block_layer, layers.table, self._cuts.scores, self._weights, gradients, results, self._halves,
-                BLOCK=BLOCK, MAGNITUDE=self._cuts.magnitude, ADD=add, **EXACT,
+                BLOCK=BLOCK, MAGNITUDE=self._magnitude, ADD=add, **EXACT,
             )  # fmt: skip
 
 
 class UpdateScores:
     """``reference.update_scores`` for all layers in one launch.
 
-    Operations and rounding are those of ``torch.optim.SGD``. Gradients come in ``dtypes``; all tensors of a layer have
-    the same memory layout. A layer whose gradient has the address 0 is left out.
+    Operations and rounding are those of ``torch.optim.SGD``; the rest is as in ``ScoreGradients``.
     """
 
     def __init__(
@@ -105,8 +128,10 @@ class UpdateScores:
         weights: Sequence[Tensor],
         momentum_buffers: Sequence[Tensor],
         dtypes: Sequence[torch.dtype],
+        *,
+        magnitude: bool,
     ) -> None:
-        self._cuts = cuts
+        self._cuts, self._magnitude = cuts, magnitude
         self._weights, self._buffers = pointers(weights), pointers(momentum_buffers)
         self._halves = halves(dtypes, cuts.layers.device)
 
@@ -120,7 +145,7 @@ class UpdateScores:
             _update[(layers.blocks,)](
                 layers.block_layer, layers.table, self._cuts.scores, self._weights, self._buffers, gradients,
                 self._halves, learning_rate, momentum, weight_decay,
-                BLOCK=BLOCK, MAGNITUDE=self._cuts.magnitude, DECAYS=weight_decay != 0, MOVES=momentum != 0,
+                BLOCK=BLOCK, MAGNITUDE=self._magnitude, DECAYS=weight_decay != 0, MOVES=momentum != 0,
                 **EXACT,
             )  # fmt: skip
 
@@ -132,10 +157,14 @@ def halves(dtypes: Sequence[torch.dtype], device: torch.device) -> Tensor:
 
 @triton.jit
 def _apply(
-    block_layer, table, scores, weights, masked, halves, weight_table, thresholds, lasts,
+    block_layer, table, scores, weights, masked, halves, weight_table, thresholds, lasts, count,
     BLOCK: tl.constexpr, MAGNITUDE: tl.constexpr, SAME: tl.constexpr,
+    COATS: tl.constexpr, SIGNED: tl.constexpr, ROUNDED: tl.constexpr,
 ):  # fmt: skip
-    """One block of ``reference.apply_mask``. SAME: weights have the memory layout of the scores."""
+    """One block of ``reference.apply_mask``. SAME: weights have the memory layout of the scores.
+
+    The cuts of each coat follow those of the last, ``count`` layers each.
+    """
     layer, start, left = locate(block_layer, table, tl.program_id(0), BLOCK)
     lane = tl.arange(0, BLOCK)
     exists = lane < left
@@ -144,6 +173,19 @@ def _apply(
     if not SAME:
         offset = offset_of(weight_table, layer, index_of(table, layer, start, lane))
     weight = tl.load(floats(weights, layer) + offset, mask=exists, other=0.0)
+    if SIGNED or ROUNDED:
+        score = tl.load(floats(scores, layer) + start + lane, mask=exists, other=0.0)
+        if SIGNED:
+            weight = tl.where(score < 0, -weight, weight)
+        if ROUNDED:
+            kept = kept & (score >= 0.5)
+    if COATS > 1:
+        level = tl.full((BLOCK,), 1.0, tl.float32)
+        for coat in tl.static_range(1, COATS):
+            at = coat * count
+            also = kept_at(scores, table, layer, start, lane, exists, thresholds + at, lasts + at, MAGNITUDE)
+            level += tl.where(also, 1.0, 0.0)
+        weight = weight * level
     threshold = tl.load(thresholds + layer)
     # A NaN threshold becomes the value of pruned weights, as in the reference.
     result = tl.where(kept, weight, tl.where(threshold == threshold, 0.0, threshold))
