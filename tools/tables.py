@@ -249,7 +249,7 @@ def sparse_conv6() -> Lines:
     rows = []
     for run in explored("conv6"):
         recipe = run.recipe
-        if recipe.method.sparsity != 0.9:
+        if recipe.method.sparsity != 0.9 or recipe.method.mask != usual.method.mask:
             continue
         changes = {
             f"learning rate {recipe.learning_rate.initial:g}": recipe.learning_rate != usual.learning_rate,
