@@ -22,8 +22,9 @@ BUILD = [sys.executable, "-m", "build", "--no-isolation"]
 
 
 def run(command, folder, **variables):
-    """What a command prints in a folder, where the repository is not on Python's path."""
+    """What a command prints in a folder, where the repository is not on Python's path and nothing is cached."""
     environment = {key: value for key, value in os.environ.items() if key not in OURS} | variables
+    environment["XDG_CACHE_HOME"] = str(folder / "cache")
     done = subprocess.run([*map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
