@@ -44,8 +44,8 @@ for path in files:
 classes = int(splits[0].tensors[2].max()) + 1
 
 model = Classifier(name, classes).to(device)
-iterand.prune_(model, 0.1, weights="existing", include="encoder.encoder.*", trainable="head*")
-optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-3, weight_decay=0)
+iterand.prune_(model, 0.05, weights="existing", include="encoder.encoder.*", trainable="head*")
+optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=3e-3, weight_decay=0)
 step = iterand.make_step(model, optimizer, F.cross_entropy, precision=torch.bfloat16 if device == "cuda" else None)
 for _ in range(3):
     for tokens, mask, labels in DataLoader(splits[0], batch_size=32, shuffle=True):

@@ -127,9 +127,9 @@ class _Group(ABC):
         ]
         self._score_gradients: list[Tensor] = []
         ranking = self.masks[0].ranking
-        self._kept = kept_by_coats(self.masks)
+        self._counts = kept_by_coats(self.masks)
         further = [
-            ranking.prepare_cuts(self.masks, coat, kept.unbind()) for coat, kept in enumerate(self._kept) if coat
+            ranking.prepare_cuts(self.masks, coat, kept.unbind()) for coat, kept in enumerate(self._counts) if coat
         ]
         self.coats = [ranking.prepare_cuts(self.masks), *further]
         """The cuts of each coat."""
@@ -137,7 +137,7 @@ class _Group(ABC):
     def find_cuts(self) -> None:
         """Find the cuts of the current scores."""
         if len(self.coats) > 1:
-            self._kept.copy_(kept_by_coats(self.masks))
+            self._counts.copy_(kept_by_coats(self.masks))
         for cuts in self.coats:
             cuts.run()
 
