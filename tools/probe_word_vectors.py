@@ -1,13 +1,14 @@
 """Film reviews with pretrained word vectors (docs/guides/reproduce.md): do the paper's numbers rest on them?
 
-Run from the repository: python tools/probe_word_vectors.py DATA_DIR VECTORS METHOD SEED FILE [masked]. VECTORS is a
+Run from the repository: python tools/probe_word_vectors.py DATA_DIR VECTORS METHOD SEED FILE [WORDS]. VECTORS is a
 text file of GloVe's form (a word and its 100 numbers a line, as in glove.6B.100d.txt); words that it does not have are
 N(0, 1), so with an empty file all are. METHOD is sgd, edge_popup or iterand. FILE is written after every epoch.
 
 Rates, batches, epochs and forget gates are those of the recipes lstm and lstm-sgd, and so are the random weights of a
-network that is pruned; words are not multiplied by 10. SGD begins where torch begins, and trains the vectors on. A
-network that is pruned leaves them as they are or, if "masked" is said, prunes them too (with iterand, what is pruned of
-them at a round becomes a signed constant, as its weights do).
+network that is pruned; words are not multiplied by 10. SGD begins where torch begins, and trains the vectors on. WORDS
+says what becomes of the vectors beside a pruned network: "fixed" (the default) leaves them as they are, "masked" prunes
+them too (with iterand, what is pruned of them at a round becomes a signed constant, as its weights do), and "trained"
+trains them by SGD at the learning rate of the scores.
 """
 
 import hashlib
@@ -29,6 +30,7 @@ from iterand.lab.training.environment import choose_device, compute_settings, de
 from iterand.lab.training.steps import evaluate, loss
 
 RECIPES = {"sgd": "lstm-sgd", "edge_popup": "lstm", "iterand": "lstm"}
+WORDS = ("fixed", "masked", "trained")
 
 
 def word_vectors(path: Path, vocabulary: Vocabulary, seed: int) -> tuple[Tensor, int]:
@@ -45,7 +47,7 @@ def word_vectors(path: Path, vocabulary: Vocabulary, seed: int) -> tuple[Tensor,
     return vectors, known
 
 
-def start(method: str, vectors: Tensor, seed: int, masked: bool) -> tuple[LSTMClassifier, list[nn.Parameter]]:
+def start(method: str, vectors: Tensor, seed: int, words: str) -> tuple[LSTMClassifier, list[nn.Parameter]]:
     """A network that knows its words, and what is trained of it."""
     torch.manual_seed(seed)
     network = LSTMClassifier(bidirectional=False, vocabulary_size=len(vectors), forget_bias=1.0)
@@ -54,25 +56,25 @@ def start(method: str, vectors: Tensor, seed: int, masked: bool) -> tuple[LSTMCl
         network.embedding.weight.copy_(vectors)
     if method == "sgd":
         return network, list(network.parameters())
-    if not masked:
-        network.embedding.requires_grad_(False)
-    iterand.prune_(network, 0.5, weights="signed_constant", exclude=() if masked else "embedding", seed=seed)
+    exclude = () if words == "masked" else "embedding"
+    iterand.prune_(network, 0.5, weights="signed_constant", exclude=exclude, seed=seed)
     network.set_gates_()
-    if masked:
+    if words == "masked":
         iterand.masked_layers(network)["embedding.weight"].weight.copy_(vectors)
-    return network, iterand.scores(network)
+    network.embedding.requires_grad_(words == "trained")
+    return network, [*iterand.scores(network), *(network.embedding.parameters() if words == "trained" else [])]
 
 
-def run(folder: Path, words: Path, method: str, seed: int, file: Path, masked: bool) -> None:
+def run(folder: Path, path: Path, method: str, seed: int, file: Path, words: str) -> None:
     """The whole search or training; of the epochs so far, that of the lowest validation loss is tested."""
     device = choose_device("auto")
     found = locate(folder)
     if found is None:
         raise SystemExit(f"there are no film reviews in {folder}; see docs/guides/data.md")
     data: Dataset[TextSplit] = load(found, device, Options())
-    vectors, known = word_vectors(words, data.train.vocabulary, seed)
+    vectors, known = word_vectors(path, data.train.vocabulary, seed)
     recipe = find_recipe(RECIPES[method])
-    network, parameters = start(method, vectors, seed, masked)
+    network, parameters = start(method, vectors, seed, words)
     network.to(device)
     optimizer = torch.optim.SGD(parameters, lr=recipe.learning_rate.initial)
     rounds = None
@@ -100,13 +102,13 @@ def run(folder: Path, words: Path, method: str, seed: int, file: Path, masked: b
         surroundings = describe(device)
         record = {
             "method": method,
-            "masked": masked,
+            "vectors": words,
             "seed": seed,
             "best": best,
             "epochs": epochs,
             "words": len(vectors) - 2,
             "known_words": known,
-            "vectors_sha256": hashlib.sha256(words.read_bytes()).hexdigest(),
+            "vectors_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
             "recipe": recipe.name,
             "seconds": time.perf_counter() - began,
             **{key: surroundings[key] for key in ("commit", "torch", "hardware")},
@@ -116,10 +118,11 @@ def run(folder: Path, words: Path, method: str, seed: int, file: Path, masked: b
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 6 or sys.argv[3] not in RECIPES or sys.argv[6:] not in ([], ["masked"]):
+    if len(sys.argv) < 6 or sys.argv[3] not in RECIPES or len(sys.argv) > 7 or not {*sys.argv[6:]} <= {*WORDS}:
         raise SystemExit(__doc__)
     data_dir, vectors_file, name, number, target, *rest = sys.argv[1:]
-    if rest and name == "sgd":
-        raise SystemExit("sgd masks nothing; leave out masked")
+    chosen = rest[0] if rest else "trained" if name == "sgd" else "fixed"
+    if name == "sgd" and chosen != "trained":
+        raise SystemExit("sgd trains the vectors; leave out WORDS")
     with compute_settings(0):
-        run(Path(data_dir), Path(vectors_file), name, int(number), Path(target), bool(rest))
+        run(Path(data_dir), Path(vectors_file), name, int(number), Path(target), chosen)

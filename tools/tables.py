@@ -293,9 +293,8 @@ def word_vectors() -> Lines:
     labels = {"sgd": "SGD", "edge_popup": "edge-popup (SC)", "iterand": "IteRand (SC)"}
     rows = []
     for run in read_json("word-vectors.json")["runs"]:
-        trained, best = run["method"] == "sgd", run["best"]
+        best, then = run["best"], {"masked": "half of the numbers pruned"}.get(run["vectors"], run["vectors"])
         words = "GloVe" if run["known_words"] else "N(0, 1)"
-        then = "trained" if trained else "half of the numbers pruned" if run["masked"] else "fixed"
         hardware = "NVIDIA H200" if run["hardware"] == "NVIDIA H200" else "one CPU core"
         rows.append([
             f"LSTM, {labels[run['method']]}", f"{words}, {then}", hardware,
