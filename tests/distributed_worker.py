@@ -28,7 +28,7 @@ from iterand.lab.training.distributed import Ranks, digests, joined, share_batch
 from iterand.lab.training.folder import RunFolder
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.run import run
-from iterand.parametrization import masked_layers
+from iterand.surgery import masked_layers
 
 CPU = torch.device("cpu")
 RECORDS = 200  # images in a file of CIFAR-10

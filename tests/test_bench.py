@@ -11,7 +11,7 @@ from iterand.lab.benchmarks import epoch, step, table, timing
 from iterand.lab.benchmarks.catalog import verdicts
 from iterand.lab.benchmarks.table import Options
 from iterand.lab.benchmarks.timing import Timer, burst, one_by_one, spread, subject, take_turns
-from iterand.parametrization import masked_layers
+from iterand.surgery import masked_layers
 
 CPU = torch.device("cpu")
 TINY = ["--network", "digits", "--batch-size", "16", "--size", "1000", "--examples", "48", "--repeats", "2"]

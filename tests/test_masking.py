@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import iterand
 import reference
-from iterand.parametrization import unwrap
+from iterand.surgery import unwrap
 
 # torch says so of its own accord, once, the first time such a layer runs.
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")

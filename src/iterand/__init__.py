@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from iterand.engine.step import make_step
     from iterand.inference.compiled import CompiledNetwork, compile_ticket
     from iterand.masking import fold_, prune_, scores
-    from iterand.parametrization import MaskedLayer, masked_layers
     from iterand.randomization import IterativeRandomization, randomize_, recommended_steppers
     from iterand.selection import calculate_mask
     from iterand.sparsity import ScoreFreezing, SparsitySchedule, set_sparsity_
     from iterand.summarizing import Summary, summary
+    from iterand.surgery import MaskedLayer, masked_layers
     from iterand.ticket import MaskOverlap, TaskSet, Ticket, load_ticket, read_ticket, save_ticket
 
 __version__ = "0.2.0"
@@ -53,7 +53,7 @@ __all__ = [
 _MODULES = (
     "distributions",
     "selection",
-    "parametrization",
+    "surgery",
     "sparsity",
     "masking",
     "randomization",

@@ -12,20 +12,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from iterand import distributions, existing, freezing, mask_kinds, maskable, philox, surgery
-from iterand.backend import RankBy
+from iterand.backend import RankBy, reference
 from iterand.checks import check_fraction
 from iterand.distributions import EXISTING, MAGNITUDES, MagnitudeScores, WeightDistribution
 from iterand.errors import UnmaskedWarning
 from iterand.mask_kinds import MaskKind
 from iterand.maskable import Owner, list_tensors
-from iterand.parametrization import (
-    MaskedLayer,
-    MaskedParametrization,
-    masked_layers,
-    masked_weights,
-    require_masked_layers,
-    unwrap,
-)
+from iterand.parametrization import MaskedParametrization, calculate_multipliers
 from iterand.selection import GlobalRanking, LayerRanking, Ranking, RankingChoice, check_sparsity
 from iterand.settings import Settings
 from iterand.sparsity import (
@@ -37,6 +30,7 @@ from iterand.sparsity import (
     refuse_empty,
     set_sparsity_,
 )
+from iterand.surgery import MaskedLayer, masked_layers, require_masked_layers, unwrap
 
 logger = logging.getLogger("iterand")
 
@@ -457,6 +451,22 @@ def fold_(model: Model) -> Model:
         delattr(root, _LEFT_ALONE)
     existing.forget_before_(root)
     return model
+
+
+@torch.no_grad()
+def masked_weights(layers: Sequence[MaskedLayer]) -> list[Tensor]:
+    """The masked weights of several tensors, as a forward pass in eval mode has them."""
+    states = [layer.parametrization for layer in layers]
+    found = []
+    for layer, state, multipliers in zip(layers, states, calculate_multipliers(states)):
+        weight = layer.weight
+        if state.is_plain:
+            masked = torch.where(multipliers != 0, weight, 0.0)
+        else:
+            base = state.binarized(weight, multipliers) if state.settings.binarize else weight
+            masked = mask_kinds.apply_multipliers(base, multipliers, weight.new_zeros(()), weight.dtype)
+        found.append(reference.match_layout(masked, weight))
+    return found
 
 
 def refuse_computed_further(layers: Iterable[MaskedLayer]) -> None:

@@ -4,23 +4,21 @@ The mask is computed from the scores each time the tensor is read, so it is neve
 """
 
 import json
-import math
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 from torch.optim.swa_utils import AveragedModel
 
 from iterand import distributions, mask_kinds, philox
 from iterand.backend import Cut, RankBy, reference
-from iterand.selection import Ranking, kept_count
+from iterand.selection import Ranking, floor_count, kept_count
 from iterand.settings import Settings, draw_weights
 from iterand.stepping import Counts, load_counts, save_counts
 
@@ -397,101 +395,3 @@ def _find_cuts(masks: Sequence[MaskedParametrization], coat: int = 0) -> dict[Ma
             group = [other for other in masks if other.ranking is mask.ranking]
             cuts |= zip(group, mask.ranking.cuts(group, coat))
     return {mask: cuts[mask] for mask in masks}
-
-
-@torch.no_grad()
-def masked_weights(layers: Sequence["MaskedLayer"]) -> list[Tensor]:
-    """The masked weights of several tensors, as a forward pass in eval mode has them."""
-    states = [layer.parametrization for layer in layers]
-    found = []
-    for layer, state, multipliers in zip(layers, states, calculate_multipliers(states)):
-        weight = layer.weight
-        if state.is_plain:
-            masked = torch.where(multipliers != 0, weight, 0.0)
-        else:
-            base = state.binarized(weight, multipliers) if state.settings.binarize else weight
-            masked = mask_kinds.apply_multipliers(base, multipliers, weight.new_zeros(()), weight.dtype)
-        found.append(reference.match_layout(masked, weight))
-    return found
-
-
-def floor_count(count: int, floor: float) -> int:
-    """How many of ``count`` weights a floor guarantees: rounded up, but not for a rounding error's sake."""
-    return math.ceil(floor * count - 1e-9)
-
-
-@dataclass(frozen=True)
-class MaskedLayer:
-    """One masked tensor of a model: weights, scores, mask and draws."""
-
-    name: str
-    """Its qualified name in this model."""
-    parametrization: MaskedParametrization
-    weight: Tensor
-    """θ, the random weights, kept and pruned."""
-    owners: tuple[tuple[nn.Module, str], ...]
-    """The modules that hold it, and under which attribute; more than one if it is tied."""
-
-    @property
-    def mask(self) -> Tensor:
-        """m: true where the weight is kept."""
-        return self.parametrization.mask
-
-    @property
-    def score(self) -> nn.Parameter:
-        """s."""
-        return self.parametrization.score
-
-    @property
-    def draw(self) -> Tensor:
-        """The round in which each weight was drawn last; 0 for the initial weights."""
-        return self.parametrization.draw
-
-
-def masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
-    """The masked tensors of a model by qualified name; a tied tensor once."""
-    found: dict[MaskedParametrization, MaskedLayer] = {}
-    for path, module in unwrap(model).named_modules():
-        if "parametrizations" not in module._modules or not parametrize.is_parametrized(module):
-            continue  # the first, private test alone would do; it saves the second, which is slow
-        for attribute, parametrizations in cast(nn.ModuleDict, module.parametrizations).items():
-            mask = cast(nn.ModuleList, parametrizations)[0]
-            if not isinstance(mask, MaskedParametrization):
-                continue
-            name = f"{path}.{attribute}" if path else attribute
-            first = found.get(mask)
-            owners = (*(first.owners if first else ()), (module, attribute))
-            weight = cast(Tensor, parametrizations.original)
-            found[mask] = MaskedLayer(first.name if first else name, mask, weight, owners)
-    return {layer.name: layer for layer in found.values()}
-
-
-def require_masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
-    """The masked tensors of a model that must have some."""
-    layers = masked_layers(model)
-    if not layers:
-        raise ValueError(f"{type(unwrap(model)).__name__} has no masked layer; call prune_ on it first")
-    return layers
-
-
-def require_whole_rankings(model: nn.Module, layers: Mapping[str, MaskedLayer]) -> None:
-    """Refuse layers that are ranked together with others that are not among them, since they share one count."""
-    masks = {layer.parametrization for layer in layers.values()}
-    for layer in layers.values():
-        for rival in layer.parametrization.ranking.rivals(layer.parametrization):
-            if rival not in masks:
-                raise ValueError(
-                    f"{layer.name!r} is ranked together with {rival.name!r}, which is not masked in "
-                    f"{type(unwrap(model)).__name__}; give the whole model that was pruned"
-                )
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile and data-parallel wrappers."""
-    while True:
-        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            model = model.module
-        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = cast(nn.Module, model._orig_mod)
-        else:
-            return model

@@ -15,11 +15,12 @@ from iterand import backend, philox
 from iterand.backend import reference
 from iterand.checks import check_fraction, check_int, unknown
 from iterand.distributions import normal_levels
-from iterand.parametrization import MaskedLayer, MaskedParametrization, calculate_masks, require_masked_layers
+from iterand.parametrization import MaskedParametrization, calculate_masks
 from iterand.selection import GlobalRanking, Ranking
 from iterand.settings import RedrawFrom, source_index
 from iterand.sparsity import SparsitySchedule
 from iterand.stepping import CountingStepper
+from iterand.surgery import MaskedLayer, require_masked_layers
 
 if TYPE_CHECKING:
     from iterand.backend.triton.cuts import FindCuts

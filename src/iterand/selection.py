@@ -3,6 +3,7 @@
 The cut through the scores is found in `iterand.backend`.
 """
 
+import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -25,6 +26,11 @@ RankingChoice = Literal["layer", "global"]
 def kept_count(count: int, sparsity: float) -> int:
     """How many of ``count`` weights are kept at this sparsity p: exactly n − round(p·n)."""
     return count - round(sparsity * count)
+
+
+def floor_count(count: int, floor: float) -> int:
+    """How many of ``count`` weights a floor guarantees: rounded up, but not for a rounding error's sake."""
+    return math.ceil(floor * count - 1e-9)
 
 
 def check_sparsity(sparsity: float, what: str = "sparsity") -> float:

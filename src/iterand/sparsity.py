@@ -11,16 +11,11 @@ from torch import nn
 from iterand import maskable
 from iterand.checks import check_int
 from iterand.maskable import Owner
-from iterand.parametrization import (
-    MaskedParametrization,
-    calculate_masks,
-    floor_count,
-    require_masked_layers,
-    require_whole_rankings,
-)
-from iterand.selection import GlobalRanking, Ranking, check_sparsity, kept_count
+from iterand.parametrization import MaskedParametrization, calculate_masks
+from iterand.selection import GlobalRanking, Ranking, check_sparsity, floor_count, kept_count
 from iterand.settings import Settings
 from iterand.stepping import CountingStepper
+from iterand.surgery import require_masked_layers, require_whole_rankings
 
 Allocation = Literal["uniform", "erk"]
 Schedule = Literal["constant", "linear", "cubic", "geometric"]

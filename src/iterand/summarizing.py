@@ -11,13 +11,9 @@ from torch import Tensor, nn
 
 from iterand.freezing import is_frozen
 from iterand.maskable import is_layer_scale, list_tensors
-from iterand.parametrization import (
-    MaskedLayer,
-    calculate_multipliers,
-    masked_weights,
-    require_masked_layers,
-    unwrap,
-)
+from iterand.masking import masked_weights
+from iterand.parametrization import calculate_multipliers
+from iterand.surgery import MaskedLayer, require_masked_layers, unwrap
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
-"""Attach masks to a model and detach them.
+"""Attach masks to a model, find them again and detach them.
 
-``attach`` and ``detach`` add and remove the masked parametrization of a parameter. ``cache_cuts_`` makes a forward pass
-of the model find its cuts once.
+``attach`` and ``detach`` add and remove the masked parametrization of a parameter, ``masked_layers`` finds those that
+are there. ``cache_cuts_`` makes a forward pass of the model find its cuts once.
 """
 
 import copy
 import functools
 import pickle
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -94,6 +95,83 @@ def _refuse_resizing(embedding: nn.Embedding, count: int) -> None:
             f"a masked embedding of {embedding.num_embeddings} rows cannot be resized to {count}; resize it before "
             "prune_, or fold_ the model first"
         )
+
+
+@dataclass(frozen=True)
+class MaskedLayer:
+    """One masked tensor of a model: weights, scores, mask and draws."""
+
+    name: str
+    """Its qualified name in this model."""
+    parametrization: MaskedParametrization
+    weight: Tensor
+    """θ, the random weights, kept and pruned."""
+    owners: tuple[tuple[nn.Module, str], ...]
+    """The modules that hold it, and under which attribute; more than one if it is tied."""
+
+    @property
+    def mask(self) -> Tensor:
+        """m: true where the weight is kept."""
+        return self.parametrization.mask
+
+    @property
+    def score(self) -> nn.Parameter:
+        """s."""
+        return self.parametrization.score
+
+    @property
+    def draw(self) -> Tensor:
+        """The round in which each weight was drawn last; 0 for the initial weights."""
+        return self.parametrization.draw
+
+
+def masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
+    """The masked tensors of a model by qualified name; a tied tensor once."""
+    found: dict[MaskedParametrization, MaskedLayer] = {}
+    for path, module in unwrap(model).named_modules():
+        if "parametrizations" not in module._modules or not parametrize.is_parametrized(module):
+            continue  # the first, private test alone would do; it saves the second, which is slow
+        for attribute, parametrizations in cast(nn.ModuleDict, module.parametrizations).items():
+            mask = cast(nn.ModuleList, parametrizations)[0]
+            if not isinstance(mask, MaskedParametrization):
+                continue
+            name = f"{path}.{attribute}" if path else attribute
+            first = found.get(mask)
+            owners = (*(first.owners if first else ()), (module, attribute))
+            weight = cast(Tensor, parametrizations.original)
+            found[mask] = MaskedLayer(first.name if first else name, mask, weight, owners)
+    return {layer.name: layer for layer in found.values()}
+
+
+def require_masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
+    """The masked tensors of a model that must have some."""
+    layers = masked_layers(model)
+    if not layers:
+        raise ValueError(f"{type(unwrap(model)).__name__} has no masked layer; call prune_ on it first")
+    return layers
+
+
+def require_whole_rankings(model: nn.Module, layers: Mapping[str, MaskedLayer]) -> None:
+    """Refuse layers that are ranked together with others that are not among them, since they share one count."""
+    masks = {layer.parametrization for layer in layers.values()}
+    for layer in layers.values():
+        for rival in layer.parametrization.ranking.rivals(layer.parametrization):
+            if rival not in masks:
+                raise ValueError(
+                    f"{layer.name!r} is ranked together with {rival.name!r}, which is not masked in "
+                    f"{type(unwrap(model)).__name__}; give the whole model that was pruned"
+                )
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile and data-parallel wrappers."""
+    while True:
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = cast(nn.Module, model._orig_mod)
+        else:
+            return model
 
 
 def detach(module: nn.Module, attribute: str, parameter: nn.Parameter) -> None:

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from iterand import backend
 from iterand.backend import Cut
 from iterand.mask_kinds import Factors
-from iterand.parametrization import MaskedLayer, MaskedParametrization, masked_layers
+from iterand.parametrization import MaskedParametrization
 from iterand.selection import Ranking, kept_by_coats
+from iterand.surgery import MaskedLayer, masked_layers
 
 _PARAMETRIZATIONS = ".parametrizations."
 

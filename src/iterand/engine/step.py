@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 
 from iterand.checks import check_int
 from iterand.engine.graph import GraphCache
-from iterand.parametrization import masked_layers, unwrap
 from iterand.randomization import Stepper
+from iterand.surgery import masked_layers, unwrap
 
 logger = logging.getLogger("iterand")
 

@@ -31,7 +31,7 @@ from iterand.inference.nodes import (
     Pair,
     Value,
 )
-from iterand.parametrization import masked_layers, unwrap
+from iterand.surgery import masked_layers, unwrap
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

@@ -10,8 +10,8 @@ from typing import Any, cast
 from torch import nn
 
 from iterand.masking import prune_
-from iterand.parametrization import masked_layers
 from iterand.randomization import IterativeRandomization, Stepper, recommended_steppers
+from iterand.surgery import masked_layers
 
 MakeSteppers = Callable[[nn.Module, int], Iterable[Stepper]]
 """Makes the steppers of a model for this many optimizer steps."""

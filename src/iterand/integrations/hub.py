@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from iterand.errors import TicketError, extra
-from iterand.parametrization import masked_layers
 from iterand.summarizing import summary
+from iterand.surgery import masked_layers
 from iterand.ticket import load_ticket, save_ticket
 
 with extra("hub", "the Hugging Face Hub"):

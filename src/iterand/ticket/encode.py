@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from iterand import existing, mask_kinds
-from iterand.parametrization import MaskedLayer, MaskedParametrization, calculate_multipliers, masked_weights
+from iterand.masking import masked_weights
+from iterand.parametrization import MaskedParametrization, calculate_multipliers
 from iterand.settings import draw_weights
 from iterand.summarizing import entropy
+from iterand.surgery import MaskedLayer
 from iterand.ticket import codec, draws, format
 from iterand.ticket.draws import History
 from iterand.ticket.header import LayerHeader

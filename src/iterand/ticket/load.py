@@ -16,15 +16,9 @@ from torch.utils.hooks import RemovableHandle
 from iterand import distributions, existing, selection
 from iterand.checks import shown
 from iterand.errors import TicketError
-from iterand.parametrization import (
-    MaskedLayer,
-    MaskedParametrization,
-    masked_layers,
-    require_masked_layers,
-    require_whole_rankings,
-    unwrap,
-)
+from iterand.parametrization import MaskedParametrization
 from iterand.settings import draw_weights
+from iterand.surgery import MaskedLayer, masked_layers, require_masked_layers, require_whole_rankings, unwrap
 from iterand.ticket.draws import kept_indices
 from iterand.ticket.read import Ticket, TicketLayer, read_ticket
 

@@ -24,11 +24,7 @@ from iterand.errors import UnmaskedWarning
 from iterand.files import atomic_write
 from iterand.maskable import list_tensors
 from iterand.masking import left_alone, refuse_computed_further
-from iterand.parametrization import (
-    MaskedLayer,
-    require_masked_layers,
-    unwrap,
-)
+from iterand.surgery import MaskedLayer, require_masked_layers, unwrap
 from iterand.ticket import format
 from iterand.ticket.encode import encode_layers
 from iterand.ticket.header import (

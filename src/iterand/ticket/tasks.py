@@ -22,7 +22,7 @@ from iterand.backend.reference import match_layout
 from iterand.checks import check_int, shown, unknown
 from iterand.distributions import is_conv1d
 from iterand.errors import TicketError
-from iterand.parametrization import masked_layers, unwrap
+from iterand.surgery import masked_layers, unwrap
 from iterand.ticket.load import check_fits
 from iterand.ticket.read import Ticket, read_ticket
 

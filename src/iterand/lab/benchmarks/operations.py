@@ -11,9 +11,9 @@ from iterand.backend import find_cuts, triton_problem, uses_triton
 from iterand.lab.benchmarks.table import Notify, Options, Row, Table, attempt
 from iterand.lab.benchmarks.timing import Spread, Work, one_by_one, spread, subject
 from iterand.masking import prune_
-from iterand.parametrization import MaskedLayer, masked_layers
 from iterand.randomization import find_cuts_on_device, randomize_, redraw_on_device_
 from iterand.selection import kept_count
+from iterand.surgery import MaskedLayer, masked_layers
 
 CUT_KNOWN = "randomize, cut known"
 """The row of the redraw alone."""

@@ -23,7 +23,7 @@ from iterand.lab.theory.target import (
     trained_target,
     unprotected,
 )
-from iterand.parametrization import MaskedLayer, masked_layers
+from iterand.surgery import MaskedLayer, masked_layers
 
 LARGEST = 1 << 24  # weights of a random network
 _PENALTY = 4.0  # more than any distance of two numbers from -1 to 1

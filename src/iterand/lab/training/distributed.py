@@ -33,7 +33,7 @@ from iterand.lab.data import Batch, Split
 from iterand.lab.data.dataset import Random
 from iterand.lab.training.environment import Interrupted
 from iterand.lab.training.folder import Checkpoint
-from iterand.parametrization import masked_layers
+from iterand.surgery import masked_layers
 
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for another that hangs; that a rank has ended is noticed at once."""

@@ -25,8 +25,9 @@ from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.session import Session, selected_epoch
 from iterand.lab.training.steps import Execution, choose_step, evaluate
 from iterand.memory import exhaustion_explained
-from iterand.parametrization import MaskedParametrization, masked_layers
+from iterand.parametrization import MaskedParametrization
 from iterand.randomization import IterativeRandomization
+from iterand.surgery import masked_layers
 from iterand.ticket import load_ticket, read_ticket, save_ticket
 
 _TIMED_RANDOMIZATIONS = 3

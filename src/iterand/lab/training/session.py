@@ -12,7 +12,7 @@ from iterand.lab.training.distributed import ALONE, Ranks
 from iterand.lab.training.folder import Checkpoint
 from iterand.lab.training.methods import prepare
 from iterand.lab.training.recipe import Recipe
-from iterand.parametrization import masked_layers
+from iterand.surgery import masked_layers
 
 
 class Session:
