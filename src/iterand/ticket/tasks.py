@@ -4,11 +4,10 @@ The weights of the base are never written: a task is activated by pointing the t
 deactivated by pointing them back. What a task needs is kept as packed bits, one per masked weight, and its own tensors.
 """
 
-import copy
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,18 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from iterand import existing
-from iterand.backend.reference import match_layout
 from iterand.checks import check_int, shown, unknown
-from iterand.distributions import is_conv1d
 from iterand.errors import TicketError
 from iterand.surgery import masked_layers, unwrap
 from iterand.ticket.load import check_fits
 from iterand.ticket.read import Ticket, read_ticket
+from iterand.ticket.rows import Parts, TaskRows, apply_packed
 
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Layers that compute each row of a batch by itself, with the parameters that they hold.
-_ROWWISE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.LayerNorm)
-_FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # read the parameters of their layers without calling them
 _CACHE_BYTES = 512 << 20  # of masked weights, if the number of cached tasks is not given
 _LISTED = 20  # names that a message lists
 
@@ -210,14 +204,15 @@ class TaskSet:
         with self._lock:
             self._refuse_rows()
             parts = {task: self._task(task).parts() for task in order if task is not None}
-            modules = self._changed_modules(parts)
+            batch = TaskRows(order, len(tasks), parts, self._base, self._masked)
+            modules = batch.changed_modules(self._root, self._tensors)
             active = self._active
             self.deactivate()
             self._refuse_changed({name for _, others in parts.values() for name in others})
             self._by_row = True
         try:
             for module, attributes in modules.items():
-                module.forward = self._by_rows(module, attributes, parts, order, len(tasks))
+                module.forward = batch.forward_of(module, attributes)
             yield self.model
         finally:
             for module in modules:
@@ -287,7 +282,7 @@ class TaskSet:
             dropped, used = self._masked.popitem(last=False)
             if dropped == self._active:
                 self.deactivate()
-        self._masked[name] = {one: _apply(self._base[one], bits, used.get(one)) for one, bits in masks.items()}
+        self._masked[name] = {one: apply_packed(self._base[one], bits, used.get(one)) for one, bits in masks.items()}
 
     def _fits(self, needed: int) -> bool:
         """Whether the masked weights of one more task, so many bytes, can be kept beside those that are."""
@@ -314,74 +309,6 @@ class TaskSet:
                 torch.autograd.graph.increment_version(tensor)  # so that a backward pass across a switch is refused
             self._seen[name] = tensor.data_ptr(), _version(tensor)
 
-    def _changed_modules(self, parts: Mapping[str, "_Parts"]) -> dict[nn.Module, dict[str, str]]:
-        """The modules that hold a tensor that a task changes: attribute → name of the tensor."""
-        changed = {id(self._tensors[name]): name for masks, others in parts.values() for name in (*masks, *others)}
-        found: dict[nn.Module, dict[str, str]] = {}
-        fused: set[nn.Module] = set()
-        for path, module in self._root.named_modules():
-            if isinstance(module, _FUSED):
-                fused |= set(module.modules())
-            held = {**module._parameters, **module._buffers}
-            mine = {attribute: changed[id(one)] for attribute, one in held.items() if id(one) in changed}
-            if not mine:
-                continue
-            if "forward" in vars(module):
-                raise ValueError(
-                    f"a task changes {next(iter(mine.values()))!r}, and {path or 'the model'!r} has a forward of its "
-                    "own, which cannot have a task per row; activate one task at a time"
-                )
-            if module in fused or not (type(module) in _ROWWISE or is_conv1d(module)):
-                raise ValueError(
-                    f"a task changes {next(iter(mine.values()))!r}, and {path or 'the model'!r} is a "
-                    f"{type(module).__name__}, which cannot have a task per row; activate one task at a time"
-                )
-            found[module] = mine
-        return found
-
-    def _by_rows(
-        self,
-        module: nn.Module,
-        attributes: Mapping[str, str],
-        parts: Mapping[str, "_Parts"],
-        order: Mapping[str | None, Sequence[int]],
-        count: int,
-    ) -> Callable[..., Tensor]:
-        def forward(*positional: Tensor, **named: Tensor) -> Tensor:
-            (inputs,) = *positional, *named.values()
-            if inputs.shape[:1] != (count,):
-                layer = next(iter(attributes.values())).rpartition(".")[0]
-                raise ValueError(
-                    f"{layer!r} gets a tensor of shape {list(inputs.shape)} for {count} tasks; give one task for each "
-                    "row of the batch, and mask only layers that get these rows"
-                )
-            found = []
-            for task, rows in order.items():
-                twin = copy.copy(module)
-                twin.__dict__.pop("forward")
-                twin._parameters = module._parameters | self._own(attributes, task, parts)
-                found.append(twin(inputs.index_select(0, torch.tensor(rows, device=inputs.device))))
-            places = torch.tensor([row for rows in order.values() for row in rows], device=inputs.device)
-            return torch.cat(found).index_select(0, places.argsort())
-
-        return forward
-
-    def _own(self, attributes: Mapping[str, str], task: str | None, parts: Mapping[str, "_Parts"]) -> dict[str, Any]:
-        """The parameters of a module that are a task's own."""
-        own: dict[str, Any] = {}
-        masks, others = parts[task] if task is not None else ({}, {})
-        for attribute, name in attributes.items():
-            if name in others:
-                own[attribute] = others[name]
-            elif name in masks:
-                ready = self._masked.get(task, {}) if task is not None else {}
-                own[attribute] = ready[name] if name in ready else _apply(self._base[name], masks[name])
-        return own
-
-
-_Parts = tuple[dict[str, Tensor], dict[str, Tensor]]
-"""Masks as packed bits, and the tensors that are a task's own."""
-
 
 class _Task:
     """A ticket, decoded when it is first used."""
@@ -390,10 +317,10 @@ class _Task:
         self.aliases = ticket.header.aliases
         self._ticket: Ticket | None = ticket
         self._base = base
-        self._decoded: _Parts = {}, {}
+        self._decoded: Parts = {}, {}
 
     @torch.inference_mode(False)
-    def parts(self) -> "_Parts":
+    def parts(self) -> Parts:
         """Masks as packed bits, and the tensors that are the task's own."""
         if self._ticket is not None:
             masks, weights = self._ticket.decode_layers()
@@ -425,18 +352,3 @@ def _moved_sentence(name: str) -> str:
 def _version(tensor: Tensor) -> int:
     """How often the tensor was written to in place, as far as torch knows."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-@torch.no_grad()
-def _apply(base: Tensor, packed: Tensor, out: Tensor | None = None) -> Tensor:
-    """θ ⊙ m for a mask of packed bits; pruned weights become +0."""
-    out = torch.empty_like(base) if out is None else out
-    count = base.numel()
-    if base.device.type != "cpu" or not base.is_contiguous():
-        shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
-        mask = ((packed[:, None] >> shifts) & 1).bool().view(-1)[:count].view(base.shape)
-        return out.copy_(torch.where(match_layout(mask, base), base, 0.0))
-    kind = _INTEGERS[base.dtype.itemsize]
-    weights, masked = base.reshape(-1).view(kind).numpy(), out.view(-1).view(kind).numpy()
-    np.multiply(weights, np.unpackbits(packed.numpy())[:count], out=masked)  # bit patterns, times 0 or 1
-    return out
