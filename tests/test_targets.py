@@ -361,6 +361,65 @@ def test_a_weight_that_something_else_computes():
     assert list(iterand.masked_layers(iterand.prune_(model, 0.5, include="1"))) == ["1.weight"]
 
 
+class Named(nn.Module):
+    """A model with something of its own under the name that torch.nn.utils.parametrize uses."""
+
+    def __init__(self, named: Any) -> None:
+        super().__init__()
+        self.first, self.parametrizations = nn.Linear(8, 8), named
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        (last,) = [module for module in self.parametrizations.modules() if isinstance(module, nn.Linear)]
+        return last(self.first(inputs))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    [
+        (lambda layer: layer, "parametrizations.weight"),
+        (nn.Sequential, "parametrizations.0.weight"),
+        (lambda layer: nn.ModuleDict({"weight": layer}), "parametrizations.weight.weight"),
+    ],
+)
+def test_a_submodule_may_be_called_parametrizations(wrap, name, nested, tmp_path):
+    def build() -> nn.Module:
+        model = Named(wrap(nn.Linear(8, 8)))
+        return nn.Sequential(model) if nested else model
+
+    model = iterand.prune_(build(), 0.5, ranking="global")
+    prefix = "0." if nested else ""
+    assert list(iterand.masked_layers(model)) == [f"{prefix}first.weight", prefix + name]
+    model(INPUTS).sum().backward()
+    assert all(score.grad is not None for score in iterand.scores(model))
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    expected = model(INPUTS)
+    assert torch.equal(iterand.load_ticket(tmp_path / "a.ticket", build())(INPUTS), expected)
+    assert torch.equal(iterand.fold_(model)(INPUTS), expected)
+    assert type(model) is type(build())
+
+
+@pytest.mark.parametrize("named", [nn.Linear(8, 8), nn.ModuleDict({"bias": nn.Linear(8, 8)}), ["a"], 3, None])
+def test_a_masked_module_may_have_nothing_called_parametrizations(named):
+    """torch would replace it, or add its own to it."""
+
+    class Taken(nn.Linear):
+        pass
+
+    model = nn.Sequential(nn.Linear(8, 8), Taken(8, 8))
+    model[1].parametrizations = named
+    before = snapshot(model)
+    sentence = r"'1\.weight' cannot be masked: its Taken has something of its own called 'parametrizations'"
+    with pytest.raises(ValueError, match=sentence):
+        iterand.prune_(model, 0.5)
+    assert snapshot(model) == before
+    assert model[1].parametrizations is named
+    iterand.prune_(model, 0.5, exclude="1.*")
+    assert list(iterand.masked_layers(model)) == ["0.weight"]
+    assert list(iterand.masked_layers(iterand.fold_(model))) == []
+    assert model[1].parametrizations is named
+
+
 def test_a_model_wrapped_for_many_processes_is_refused(tmp_path):
     """The wrapper fixed which gradients it exchanges: the scores would not be among them."""
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)

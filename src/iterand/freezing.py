@@ -6,9 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.utils import parametrize
 
-from iterand.maskable import Owner
+from iterand.maskable import Owner, parametrized
 
 # Stored on the module itself, so that copies of the model and parts of it have it too.
 _FROZEN = "_iterand_frozen"
@@ -129,6 +128,6 @@ def _recorded(module: nn.Module) -> dict[str, bool]:
 
 def _parameters_of(module: nn.Module, attribute: str) -> list[nn.Parameter]:
     """The parameter, or the parameters it is computed from if it is parametrized."""
-    if parametrize.is_parametrized(module, attribute):
-        return list(cast(nn.ModuleDict, module.parametrizations)[attribute].parameters(recurse=False))
+    if attribute in parametrized(module):
+        return list(parametrized(module)[attribute].parameters(recurse=False))
     return [cast(nn.Parameter, getattr(module, attribute))]

@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
 
 from iterand.distributions import is_conv1d
 
@@ -124,6 +125,13 @@ def is_layer_scale(path: str, module: nn.Module, attribute: str) -> bool:
 def _is_vector(parameter: Tensor) -> bool:
     """Whether a parameter has one axis, beside axes of length one."""
     return not is_lazy(parameter) and 0 < parameter.numel() == max(parameter.shape, default=1)
+
+
+def parametrized(module: nn.Module) -> dict[str, ParametrizationList]:
+    """The tensors of a module that ``torch.nn.utils.parametrize`` computes, and the lists that do."""
+    held = getattr(module, "parametrizations", None)
+    lists = held.items() if isinstance(held, nn.ModuleDict) else ()
+    return {name: one for name, one in lists if isinstance(one, ParametrizationList)}
 
 
 def list_tensors(shapes: Mapping[str, tuple[int, ...]]) -> str:
@@ -266,6 +274,7 @@ def choose(
         if into:
             _refuse_unfit(into[0])
             _refuse_tied(into[0], everything)
+            _refuse_name(group)
             chosen[group[0].name] = group
     _refuse_shared(chosen)
     if not chosen:
@@ -304,7 +313,7 @@ def _refuse_computed(
     """Refuse weights that are computed from other tensors: skipping them would leave the model half masked."""
     for path, module in model.named_modules():
         # torch.nn.utils.parametrize, and the older hooks such as weight_norm, which set a plain attribute.
-        attributes = {*getattr(module, "parametrizations", ()), *vars(module)}
+        attributes = {*parametrized(module), *vars(module)}
         for attribute in attributes - {*module._parameters}:
             slot = Slot(path, attribute, module)
             wanted = include is None or any(map(slot.matches, include))
@@ -319,6 +328,15 @@ def _refuse_tied(chosen: Owner, everything: Iterable[Owner]) -> None:
         if owner.parameter is chosen.parameter and owner.kind in ("bias", "norm", "scale"):
             raise ValueError(
                 f"{chosen.name!r} and {owner.name!r} are one tied tensor, and the second is never masked; untie them"
+            )
+
+
+def _refuse_name(group: Iterable[Owner]) -> None:
+    for owner in group:
+        if hasattr(owner.module, "parametrizations") and not parametrized(owner.module):
+            raise ValueError(
+                f"{owner.name!r} cannot be masked: its {type(owner.module).__name__} has something of its own called "
+                f"'parametrizations', a name that torch needs there; rename it, or exclude {owner.name!r}"
             )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from iterand.maskable import Owner
+from iterand.maskable import Owner, parametrized
 from iterand.parametrization import MaskedParametrization
 from iterand.selection import Ranking
 
@@ -129,17 +129,16 @@ def masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
     """The masked tensors of a model by qualified name; a tied tensor once."""
     found: dict[MaskedParametrization, MaskedLayer] = {}
     for path, module in unwrap(model).named_modules():
-        if "parametrizations" not in module._modules or not parametrize.is_parametrized(module):
-            continue  # the first, private test alone would do; it saves the second, which is slow
-        for attribute, parametrizations in cast(nn.ModuleDict, module.parametrizations).items():
-            mask = cast(nn.ModuleList, parametrizations)[0]
+        if "parametrizations" not in module._modules:
+            continue  # for speed; the next line alone would do
+        for attribute, parametrizations in parametrized(module).items():
+            mask = parametrizations[0]
             if not isinstance(mask, MaskedParametrization):
                 continue
             name = f"{path}.{attribute}" if path else attribute
             first = found.get(mask)
             owners = (*(first.owners if first else ()), (module, attribute))
-            weight = cast(Tensor, parametrizations.original)
-            found[mask] = MaskedLayer(first.name if first else name, mask, weight, owners)
+            found[mask] = MaskedLayer(first.name if first else name, mask, parametrizations.original, owners)
     return {layer.name: layer for layer in found.values()}
 
 
@@ -251,7 +250,7 @@ def stop_caching_cuts_(root: nn.Module) -> None:
 
 def _class_of_parametrizations(module: nn.Module) -> type | None:
     """The class with the properties that parametrize made for a module. None if it is not parametrized."""
-    names = tuple(getattr(module, "parametrizations", ()))
+    names = tuple(parametrized(module))
     for kind in type(module).__mro__:
         if any(isinstance(vars(kind).get(name), property) for name in names):
             return kind
