@@ -141,8 +141,6 @@ def simulate(
     with err.status("trying every choice"):
         small = tables.best_rows(weight, seed=seed)
     if plot:
-        from iterand.lab.theory import tables
-
         tables.draw_failures(rows, plot)
     if as_json:
         settings = {"epsilon": epsilon, "delta": delta, "weight": weight, "trials": trials, "seed": seed}
