@@ -291,8 +291,10 @@ def imdb_runs() -> Lines:
 def word_vectors() -> Lines:
     """Film reviews with pretrained word vectors."""
     labels = {"sgd": "SGD", "edge_popup": "edge-popup (SC)", "iterand": "IteRand (SC)"}
-    rows = []
-    for run in read_json("word-vectors.json")["runs"]:
+    rows, states = [], ["trained", "fixed", "masked"]
+    runs = read_json("word-vectors.json")["runs"]
+    runs.sort(key=lambda run: (not run["known_words"], states.index(run["vectors"]), run["method"] != "sgd"))
+    for run in runs:
         best, then = run["best"], {"masked": "half of the numbers pruned"}.get(run["vectors"], run["vectors"])
         words = "GloVe" if run["known_words"] else "N(0, 1)"
         hardware = "NVIDIA H200" if run["hardware"] == "NVIDIA H200" else "one CPU core"
@@ -302,6 +304,22 @@ def word_vectors() -> Lines:
         ])  # fmt: skip
     text = "*The LSTM with pretrained word vectors, accuracy in %, seed 0 (n = 1); `tools/probe_word_vectors.py`.*"
     return [text, "", *markdown(["", "words", "hardware", "validation", "test"], rows, left=3)]
+
+
+def imdb_settings() -> Lines:
+    """Settings of the pruned LSTM with random words, by validation accuracy."""
+    rows = []
+    for run in explored("lstm"):
+        if run.recipe.learning_rate.schedule != "cosine":
+            continue
+        words = run.environment["command"].split()
+        chosen = [word for before, word in pairwise(words) if before == "--set" and "schedule" not in word]
+        settings = ", ".join(f"`{word}`" for word in chosen) or "nothing else"
+        rows.append([settings, f"{run.result['validation_accuracy']:.2f}", f"{run.result['test_accuracy']:.2f}"])
+    rows.sort(key=lambda row: row[1], reverse=True)
+    text = "*LSTM on IMDB with random words, none trained, accuracy in %, seed 0 (n = 1); NVIDIA H200, float32; "
+    text += "`iterand train lstm --set learning_rate.schedule=cosine --set SETTING`.*"
+    return [text, "", *markdown(["set beside the schedule", "validation", "test"], rows)]
 
 
 def best_networks() -> Lines:
@@ -359,9 +377,12 @@ def best() -> Lines:
             find_number("imp", {"network": network, "method": "IteRand (SC)", "sparsity": share})
             for share in SPARSITIES
         ]
+        pruned = [cells("best", network=network, method="IMP").get((share,)) for share in SPARSITIES]
         found += own
+        rows.append([f"**{network}**, ours", *(f"**{accuracy(cell, 4)}**" for cell in own)])
+        if any(pruned):
+            rows.append(["IMP, same recipe", *(accuracy(cell, 4) if cell else "" for cell in pruned)])
         rows += [
-            [f"**{network}**, ours", *(f"**{accuracy(cell, 4)}**" for cell in own)],
             ["IMP, paper", *(of_paper(cell.cell.paper) for cell in own)],
             ["IteRand, paper", *map(of_paper, theirs)],
             [f"our ticket (float32: {size(4 * own[0].runs[0].result['weights'])})", *map(ticket_bytes, own)],
@@ -431,7 +452,10 @@ def family() -> Lines:
                 sizes = [ticket_bytes(there[number]) if there[number] else "" for number in (1, 3)]
                 rows.append([name, *(accuracy(cell, 1) if cell else "" for cell in there), *sizes])
             head = [f"{network}, {whose} settings", *(f"p = {sparsity:g}, {way}" for sparsity, way in columns)]
-            lines += [*markdown([*head, "ticket, p = 0.5", "ticket, p = 0.9"], rows), ""]
+            table = [[*head, "ticket, p = 0.5", "ticket, p = 0.9"], *rows]
+            filled = [number for number in range(len(table[0])) if any(row[number] for row in rows)]
+            head, *rows = [[row[number] for number in filled] for row in table]
+            lines += [*markdown(head, rows), ""]
             shown += list(found.values())
     what = "Kinds of masks on CIFAR-10, test accuracy in %, and tickets with IteRand"
     return [*caption(what, shown, 1, "iterand reproduce family"), *lines[:-1]]
@@ -549,6 +573,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "imdb": imdb,
     "imdb-runs": imdb_runs,
     "word-vectors": word_vectors,
+    "imdb-settings": imdb_settings,
     "best": best,
     "best-cells": best_cells,
     "best-networks": best_networks,

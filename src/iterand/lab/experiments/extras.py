@@ -36,7 +36,7 @@ FAMILY = {
     "signed": ["mask=signed", *_BY_SIGN],
     "multi-coated": ["mask=multicoat", "coats=3"],
     "biprop": [*_BIPROP, *_BY_SIGN],
-    "GEM-Miner": [*_GEM_MINER, "learning_rate.initial=1", "weight_decay=0", *_BY_SIGN],  # scores from 0 to 1
+    "GEM-Miner": [*_GEM_MINER, "learning_rate.initial=3", "weight_decay=0", *_BY_SIGN],  # scores from 0 to 1
     "recycling": ["redraw_from=kept", "rate=1.0"],
     "shared blocks": [f"share={json.dumps(_BLOCKS)}"],
 }
