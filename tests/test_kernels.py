@@ -208,7 +208,7 @@ def test_masked_weights_of_other_kinds(kind, coats):
         for number, (score, weight) in enumerate(zip(network.scores, network.weights)):
             ranked = score.cpu().abs() if magnitude else score.cpu()
             mine = [reference.cut(ranked, torch.tensor(row[number])) for row in shares]
-            mine[0] = mask_kinds.limit(kind, mine[0])
+            mine[0] = mask_kinds.limit(kind, mine[0], score.numel())
             multipliers = mask_kinds.multipliers(kind, score.cpu(), ranked, mine)
             wanted = mask_kinds.apply_multipliers(weight.cpu(), multipliers, torch.zeros(()), torch.float32)
             assert multipliers.unique().numel() > 1

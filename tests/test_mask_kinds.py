@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import iterand
-from iterand import mask_kinds
+from iterand import distributions, mask_kinds
 from iterand.parametrization import calculate_multipliers
 from iterand.ticket import inspect
 
@@ -138,6 +139,12 @@ def test_binarized_weights_have_the_mean_magnitude_of_the_kept_ones():
     assert len(model[2].weight.detach().abs().unique()) == 2
 
 
+@torch.no_grad()
+def last_sample(model, number):
+    """The masked weights of the last forward pass; outside of one, a read that is differentiated samples anew."""
+    return model[number].weight.clone()
+
+
 def test_a_bernoulli_mask_is_sampled_with_the_sigmoid_of_its_score():
     model = pruned(0.5, mask="bernoulli")
     layer = iterand.masked_layers(model)["7.weight"]
@@ -149,7 +156,7 @@ def test_a_bernoulli_mask_is_sampled_with_the_sigmoid_of_its_score():
     seen = []
     for _ in range(200):
         model(images)
-        seen.append(model[7].weight.detach() != 0)
+        seen.append(last_sample(model, 7) != 0)
     share = torch.stack(seen).float().mean(0)
     assert share[0].mean() == pytest.approx(1 / (1 + math.exp(-2.0)), abs=0.03)
     assert share[1].max() == 0
@@ -161,13 +168,79 @@ def test_a_bernoulli_mask_is_sampled_once_a_pass_and_is_the_cut_in_eval_mode():
     model = pruned(0.5, mask="bernoulli")
     images, _ = batch()
     model(images)
-    first = model[4].weight.detach().clone()
-    assert torch.equal(model[4].weight, first)
+    first = last_sample(model, 4)
+    assert torch.equal(last_sample(model, 4), first)
     model(images)
-    assert not torch.equal(model[4].weight, first)
+    assert not torch.equal(last_sample(model, 4), first)
     model.eval()
     layer = iterand.masked_layers(model)["4.weight"]
     assert torch.equal(model[4].weight, torch.where(layer.mask, layer.weight, 0.0))
+
+
+def test_layers_that_are_called_by_themselves_sample_anew():
+    model = pruned(0.5, mask="bernoulli")
+    samples = []
+    for _ in range(3):
+        activations = batch()[0]
+        for module in model:
+            activations = module(activations)
+        samples.append(last_sample(model, 4))
+    assert not torch.equal(samples[0], samples[1])
+    assert not torch.equal(samples[1], samples[2])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_pass_is_repeated_with_the_same_sample(reentrant):
+    model, other = pruned(0.5, mask="bernoulli"), pruned(0.5, mask="bernoulli")
+    images, labels = batch()
+    images.requires_grad_()
+    outputs = checkpoint(model, images, use_reentrant=reentrant)
+    functional.cross_entropy(outputs, labels).backward()
+    expected = score_gradients(other)
+    for name, layer in iterand.masked_layers(model).items():
+        assert torch.equal(layer.score.grad, expected[name])
+        assert layer.parametrization.passes == 1
+
+
+def test_a_nan_among_sampled_scores_is_named():
+    model = pruned(0.5, mask="bernoulli")
+    with torch.no_grad():
+        iterand.masked_layers(model)["4.weight"].score[0] = math.nan
+    with pytest.raises(ValueError, match=r"4\.weight"):
+        model(batch()[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dense_layers_keep_all_weights(kind):
+    model = pruned(0.5, overrides={"7": "dense"}, **KINDS[kind])
+    if kind == "gem_miner":
+        iterand.ScoreFreezing(model, 1).step()
+    model(batch()[0])
+    assert (last_sample(model, 7) != 0).all()
+    assert iterand.masked_layers(model)["7.weight"].mask.all()
+
+
+def test_coats_are_nested_where_a_floor_changes_the_first():
+    model = pruned(0.9, ranking="global", floor=0.08, mask="multicoat", coats=3)
+    layers = iterand.masked_layers(model)
+    with torch.no_grad():
+        layers["7.weight"].score.add_(5.0)
+    states = [layer.parametrization for layer in layers.values()]
+    for layer, multipliers in zip(layers.values(), calculate_multipliers(states)):
+        assert torch.equal(layer.mask, multipliers > 0)
+    assert iterand.summary(model).kept == sum(int(layer.mask.sum()) for layer in layers.values())
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of torch, about its own tracer
+def test_scores_of_one_half_are_kept_by_every_way_to_compute_a_mask():
+    """GEM-Miner rounds them up; compiled code finds a mask in another way than eager code."""
+    model = iterand.prune_(nn.Linear(8, 4), 0.0, mask="gem_miner")
+    with torch.no_grad():
+        iterand.masked_layers(model)["weight"].score.fill_(0.5)[0] = 0.3
+    inputs = torch.randn(2, 8)
+    compiled = torch.compile(model, backend="eager")(inputs)
+    assert torch.equal(compiled, model(inputs))
+    assert model.weight.count_nonzero() == 24
 
 
 @pytest.mark.parametrize("sparsity", [0.1, 0.5, 0.9])
@@ -177,6 +250,15 @@ def test_a_bernoulli_mask_begins_at_the_sparsity(sparsity):
     model(images)
     share = model[4].weight.count_nonzero() / model[4].weight.numel()
     assert float(share) == pytest.approx(1 - sparsity, abs=0.1)
+
+
+@pytest.mark.parametrize("scale", [1000.0, 1e-11])
+def test_binarized_weights_of_any_size(scale, monkeypatch):
+    name = f"sign_times_{scale:g}"
+    monkeypatch.setattr(distributions, "_REGISTRY", dict(distributions._REGISTRY))
+    iterand.register_distribution(iterand.Distribution(name, lambda words: (words[0] & 1) * 2 - 1, lambda fan: scale))
+    model = iterand.prune_(nn.Linear(2048, 2048), 0.4, weights=name, binarize=True)
+    assert model.weight.detach().abs().unique().tolist() == pytest.approx([0.0, scale], rel=1e-6, abs=0)
 
 
 def test_shared_tensors_have_the_same_weights_and_masks_of_their_own():
@@ -220,9 +302,10 @@ def test_the_gradient_of_a_sample_has_the_slope_of_the_sigmoid():
     found = score_gradients(model)
     layers = iterand.masked_layers(model)
     plain = network()
-    for name, parameter in plain.named_parameters():
-        module = model.get_submodule(name.rpartition(".")[0])
-        parameter.data.copy_(getattr(module, name.rpartition(".")[2]).detach())
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            module = model.get_submodule(name.rpartition(".")[0])
+            parameter.copy_(getattr(module, name.rpartition(".")[2]))
     images, labels = batch()
     functional.cross_entropy(plain(images), labels).backward()
     for name, layer in layers.items():
@@ -318,9 +401,67 @@ def test_shared_weights_are_redrawn_only_where_all_masks_prune_them(options):
 def test_every_kind_can_be_randomized(kind, redraw_from):
     model = pruned(0.6, **KINDS[kind])
     trained(model, randomizer=iterand.IterativeRandomization(model, 2, 0.5, redraw_from=redraw_from))
-    for layer in iterand.masked_layers(model).values():
+    layers = iterand.masked_layers(model)
+    for layer in layers.values():
         assert torch.equal(layer.parametrization.weight(), layer.weight)
         assert layer.parametrization.rounds == 3
+    assert torch.equal(layers["2.weight"].weight, layers["4.weight"].weight) == (kind == "share")
+
+
+@pytest.mark.parametrize("distribution", ["kaiming_uniform", "signed_constant"])
+@pytest.mark.parametrize("redraw_from", ["fresh", "kept"])
+def test_a_padding_row_is_neither_redrawn_nor_a_source(distribution, redraw_from, tmp_path):
+    for seed in range(5):
+        model = nn.Sequential(nn.Embedding(50, 16, padding_idx=0), nn.Flatten(), nn.Linear(48, 3))
+        iterand.prune_(model, 0.6, weights=distribution, seed=seed)
+        layers = iterand.masked_layers(model)
+        for step in range(10):
+            iterand.randomize_(model, 0.5, redraw_from=redraw_from)
+            with torch.no_grad():
+                for layer in layers.values():
+                    layer.score.copy_(layer.score.flatten().roll(7 + step).view(layer.score.shape))
+        for layer in layers.values():
+            assert torch.equal(layer.parametrization.weight(), layer.weight)
+        assert not layers["0.weight"].weight[0].any()
+        iterand.save_ticket(model, tmp_path / "a.ticket")
+
+
+def test_a_part_of_shared_weights_is_not_randomized():
+    model = nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.Linear(8, 8)))
+    iterand.prune_(model, 0.5, share="[01].0")
+    with pytest.raises(ValueError, match=r"has the same weights as '1\.0\.weight', which is not in the model"):
+        iterand.randomize_(model[0], 1.0)
+    iterand.randomize_(model, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["bernoulli", "signed", "gem_miner", "binarize"])
+@pytest.mark.parametrize("options", [{"candidates": "negative"}, {"redrawn_scores": "follow"}])
+def test_the_signs_of_some_scores_say_nothing_about_weights(kind, options):
+    model = pruned(rank_by="magnitude", **KINDS[kind]) if kind == "binarize" else pruned(**KINDS[kind])
+    what = "rank_by is 'magnitude'" if kind == "binarize" else f"mask is '{kind}'"
+    with pytest.raises(ValueError, match=f"{what}, where the sign of a score says nothing"):
+        iterand.randomize_(model, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recommended_steppers_go_with_every_kind(kind):
+    model = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(216, 5))
+    options = {} if kind == "share" else KINDS[kind]
+    iterand.prune_(model, 0.9, preset="recommended", **options)
+    steppers = iterand.recommended_steppers(model, steps=20)
+    if kind == "gem_miner":
+        steppers.append(iterand.ScoreFreezing(model, 5))
+    steppers[0].period = 5
+    model(torch.randn(4, 1, 8, 8)).sum().backward()
+    for _ in range(20):
+        for stepper in steppers:
+            stepper.step()
+    for layer in iterand.masked_layers(model).values():
+        assert layer.parametrization.rounds == 4
+        if kind == "bernoulli" and layer.score.numel() > 6:
+            assert float(torch.sigmoid(layer.score.detach()).mean()) == pytest.approx(0.1, abs=0.05)
+        if kind == "gem_miner":
+            assert not (layer.mask & layer.parametrization.frozen).any()
 
 
 # --- The rest of the package ------------------------------------------------------------------------------------------
@@ -366,6 +507,15 @@ def test_tickets_of_other_dtypes(kind, dtype, tmp_path):
         assert torch.equal(one, other), name
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("distribution", ["kaiming_uniform", "signed_constant"])
+def test_the_kept_weights_of_a_ticket(kind, distribution, tmp_path):
+    model = pruned(0.6, weights=distribution, **KINDS[kind])
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    for layer in iterand.read_ticket(tmp_path / "a.ticket").layers.values():
+        assert torch.equal(layer.values(), layer.weight()[layer.mask])
+
+
 def test_a_ticket_of_few_levels_holds_them_and_no_draws(tmp_path):
     for kind, bits in (("signed", 1.0), ("multicoat", 1 + math.log2(3)), ("binarize", 1.0)):
         distribution = "kaiming_normal" if kind == "binarize" else "signed_constant"
@@ -389,11 +539,13 @@ def test_the_cost_of_a_ticket_counts_multipliers(tmp_path):
     assert iterand.summary(model).bits == pytest.approx(bits, rel=0.01)
 
 
-def test_a_resumed_search_needs_scores_where_a_mask_has_more_than_zeros_and_ones(tmp_path):
-    for kind in ("signed", "multicoat", "binarize"):
+def test_only_a_search_with_binary_masks_resumes_from_a_ticket(tmp_path):
+    for kind in ("signed", "multicoat", "binarize", "bernoulli", "gem_miner"):
         iterand.save_ticket(pruned(0.6, **KINDS[kind]), tmp_path / "a.ticket")
-        with pytest.raises(iterand.TicketError, match="resume from a checkpoint, which has them"):
-            iterand.read_ticket(tmp_path / "a.ticket").resume_(pruned(0.6, **KINDS[kind]))
+        others = [KINDS[kind]] if kind in ("bernoulli", "gem_miner") else [KINDS[kind], {}]
+        for options in others:
+            with pytest.raises(iterand.TicketError, match="resume from a checkpoint, which has them"):
+                iterand.read_ticket(tmp_path / "a.ticket").resume_(pruned(0.6, **options))
     model = with_rounds("share", redraw_from="kept")
     iterand.save_ticket(model, tmp_path / "a.ticket")
     other = pruned(0.6, weights="kaiming_uniform", **KINDS["share"])
@@ -452,8 +604,8 @@ def test_embeddings_keep_their_padding_row_at_zero():
     [
         ({"mask": "sign"}, "mask is 'sign'; it must be one of binary, bernoulli, signed, multicoat, gem_miner"),
         ({"coats": 2}, "coats is 2, but mask is 'binary'; set mask='multicoat', or leave coats out"),
-        ({"mask": "multicoat", "coats": 9}, "coats is 9; it must be a whole number from 1 to 8"),
-        ({"mask": "multicoat", "coats": 2.0}, "coats is 2.0; it must be a whole number from 1 to 8"),
+        ({"mask": "multicoat", "coats": 9}, "coats is 9; it is a whole number from 1 to 8"),
+        ({"mask": "multicoat", "coats": 2.0}, "coats is 2.0; it is a whole number from 1 to 8"),
         ({"mask": "signed", "weights": "existing"}, "mask is 'signed', but existing weights are kept as they are"),
         (
             {"mask": "bernoulli", "weights": "existing"},
@@ -462,22 +614,35 @@ def test_embeddings_keep_their_padding_row_at_zero():
         ({"binarize": True, "weights": "existing"}, "binarize is True, but existing weights are kept as they are"),
         ({"mask": "gem_miner", "rank_by": "magnitude"}, "rank_by is 'magnitude', but GEM-Miner rounds scores"),
         ({"mask": "gem_miner", "scores": "uniform"}, "scores is 'uniform', but GEM-Miner rounds scores"),
+        ({"mask": "bernoulli", "rank_by": "magnitude"}, "rank_by is 'magnitude', but a Bernoulli mask keeps likely"),
+        ({"binarize": "no"}, "binarize is 'no'; it must be True or False"),
         ({"share": "9"}, "share has '9', which names 0 of the masked tensors; name two or more"),
         ({"share": "[02]"}, "have shapes .*, so they cannot share their weights"),
-        ({"share": ["[24]", "[24].weight"]}, None),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, message):
-    if message is None:
-        pruned(**options)
-        return
     with pytest.raises(ValueError, match=message):
         pruned(**options)
 
 
-def test_signs_of_scores_mean_something_else_to_a_signed_mask():
-    with pytest.raises(ValueError, match="candidates='negative'"):
-        iterand.randomize_(pruned(mask="signed"), candidates="negative")
+def test_two_patterns_may_share_the_same_tensors():
+    assert len(iterand.masked_layers(pruned(share=["[24]", "[24].weight"]))) == 4
+
+
+def test_a_bernoulli_mask_has_no_schedule():
+    with pytest.raises(ValueError, match="sampled by their scores alone while training"):
+        iterand.SparsitySchedule(pruned(mask="bernoulli"), steps=10)
+
+
+def test_numbers_of_coats_may_come_from_numpy(tmp_path):
+    model = pruned(mask="multicoat", coats=np.int64(3))
+    assert iterand.masked_layers(model)["0.weight"].parametrization.coats == 3
+    pruned(mask="multicoat", coats=3).load_state_dict(model.state_dict())
+
+
+def test_a_printed_model_says_how_it_is_masked():
+    assert "mask=multicoat, coats=3, binarize=True" in repr(pruned(mask="multicoat", coats=3, binarize=True))
+    assert "mask=" not in repr(pruned())
 
 
 # --- On a GPU ---------------------------------------------------------------------------------------------------------

@@ -94,9 +94,9 @@ def test_an_unknown_way_to_redraw_is_refused(option):
 def test_signs_mean_nothing_where_scores_are_ranked_by_magnitude():
     model = pruned(rank_by="magnitude")
     for options in ({"candidates": "negative"}, {"redrawn_scores": "follow"}):
-        with pytest.raises(ValueError, match="ranked by magnitude, where their signs say nothing"):
+        with pytest.raises(ValueError, match="rank_by is 'magnitude', where the sign of a score says nothing"):
             iterand.randomize_(model, **options)
-        with pytest.raises(ValueError, match="ranked by magnitude"):
+        with pytest.raises(ValueError, match="rank_by is 'magnitude'"):
             iterand.IterativeRandomization(model, **options)
 
 

@@ -268,6 +268,28 @@ NASTY += [
 ]
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["mask=multicoat"], "method.coats is 1; set it to the number of coats"),
+        (["mask=gem_miner"], "method.score_distribution is 'kaiming_uniform'; set it to 'unit_uniform'"),
+        (["mask=bernoulli", "sparsity_schedule=cubic"], "method.sparsity_schedule is 'cubic'; set it to 'constant'"),
+        (["mask=signed", "candidates=negative"], "method.mask is 'signed', where the sign of a score says nothing"),
+        (["mask=bernoulli", "redrawn_scores=follow"], "method.mask is 'bernoulli', where the sign of a score says"),
+        (["rank_by=magnitude", "candidates=negative"], "method.rank_by is 'magnitude', where the sign of a score says"),
+    ],
+)
+def test_what_does_not_go_with_a_kind_of_mask(settings, sentence):
+    recipe = find_recipe("conv6")
+    with pytest.raises(RecipeError, match=sentence):
+        recipe_file.override(recipe, settings)
+    recipe_file.override(recipe, [*settings, "method.name=sgd"])  # which masks nothing
+
+
+def test_signs_of_scores_are_read_only_where_weights_are_redrawn():
+    recipe_file.override(find_recipe("conv6"), ["mask=signed", "candidates=negative", "method.name=edge_popup"])
+
+
 @pytest.mark.parametrize("key", recipe_keys())
 def test_any_setting_gives_a_recipe_or_a_short_sentence(key):
     for value in NASTY:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from iterand import philox
 from iterand.backend import Cut, RankBy, reference
+from iterand.checks import check_int
 
 MaskKind = Literal["binary", "bernoulli", "signed", "multicoat", "gem_miner"]
 """What a score becomes in the forward pass:
@@ -36,18 +37,37 @@ MASK_KINDS: tuple[str, ...] = get_args(MaskKind)
 
 MAX_COATS = 8
 _HALF = 0.5  # from here a score of GEM-Miner is rounded to 1
-_ALL = (1 << 62) - 1  # an index that is behind all weights
-_FIXED_POINT = float(1 << 32)
+_WORDS = float(1 << 32)  # how many random words there are
 
 
-def check_kind(kind: str, coats: int) -> None:
-    """Refuse a kind of mask that there is not, or a number of coats that does not go with it."""
+def check_kind(kind: str, coats: int) -> int:
+    """The number of coats; refuses an unknown kind of mask, or a number that does not go with it."""
     if kind not in MASK_KINDS:
         raise ValueError(f"mask is {kind!r}; it must be one of {', '.join(MASK_KINDS)}")
-    if isinstance(coats, bool) or not isinstance(coats, int) or not 1 <= coats <= MAX_COATS:
-        raise ValueError(f"coats is {coats!r}; it must be a whole number from 1 to {MAX_COATS}")
+    coats = check_int("coats", coats, f"a whole number from 1 to {MAX_COATS}", low=1, high=MAX_COATS + 1)
     if kind != "multicoat" and coats != 1:
         raise ValueError(f"coats is {coats}, but mask is {kind!r}; set mask='multicoat', or leave coats out")
+    return coats
+
+
+def has_multipliers(kind: str) -> bool:
+    """Whether kept weights are multiplied by other numbers than 1."""
+    return kind in ("signed", "multicoat")
+
+
+def why_signs_say_nothing(kind: str, rank_by: str) -> str | None:
+    """Why the sign of a score does not say whether its weight should have the other sign; None if it does.
+
+    Randomization reads these signs with ``candidates="negative"`` and ``redrawn_scores="follow"``.
+    """
+    if kind in ("binary", "multicoat"):
+        return "rank_by is 'magnitude'" if rank_by == "magnitude" else None
+    return f"mask is {kind!r}"
+
+
+def of_dense(kind: MaskKind) -> MaskKind:
+    """The kind of mask of a layer that keeps all weights: neither samples nor rounded scores may prune any."""
+    return "binary" if kind in ("bernoulli", "gem_miner") else kind
 
 
 def ranked_by(kind: MaskKind, asked: RankBy) -> RankBy:
@@ -68,17 +88,17 @@ def first_offset(kind: MaskKind, sparsity: float) -> float:
     return math.log(share / (1 - share))
 
 
-def limit(kind: MaskKind, cut: Cut) -> Cut:
-    """The cut that decides what is kept: GEM-Miner keeps no score below 0.5."""
+def limit(kind: MaskKind, cut: Cut, count: int) -> Cut:
+    """The cut that decides which of ``count`` weights are kept: GEM-Miner keeps no score below 0.5."""
     if kind != "gem_miner":
         return cut
     low = cut.threshold < _HALF
-    return Cut(torch.where(low, _HALF, cut.threshold), torch.where(low, _ALL, cut.last))
+    return Cut(torch.where(low, _HALF, cut.threshold), torch.where(low, count - 1, cut.last))
 
 
 def kept(ranked: Tensor, cut: Cut) -> Tensor:
     """m: true where the weight is kept."""
-    return reference.mask_of(ranked, cut) if reference.is_plain(ranked) else reference.keeps(ranked, cut)
+    return reference.mask_of(ranked, cut) if reference.holds_numbers(ranked) else reference.keeps(ranked, cut)
 
 
 def multipliers(kind: MaskKind, score: Tensor, ranked: Tensor, cuts: Sequence[Cut]) -> Tensor:
@@ -86,9 +106,8 @@ def multipliers(kind: MaskKind, score: Tensor, ranked: Tensor, cuts: Sequence[Cu
     first = kept(ranked, cuts[0]).to(torch.int8)
     if kind == "signed":
         return torch.where(score < 0, -first, first)
-    for cut in cuts[1:]:
-        first = first + kept(ranked, cut)
-    return first
+    inner = sum(kept(ranked, cut).to(torch.int8) for cut in cuts[1:])  # a floor may let the first coat keep others
+    return first * (inner + 1)
 
 
 def possible(kind: MaskKind, coats: int) -> tuple[int, ...]:
@@ -111,26 +130,26 @@ def sample(score: Tensor, key: philox.Key, number: Tensor) -> tuple[Tensor, Tens
     for part in philox.chunks(probability.numel(), score.device):
         index = philox.indices(part, score.device)
         words = philox.philox(index, number.expand(index.shape), key, philox.SAMPLE)
-        mask[part] = (words[0].double() < probability[part].double() * _FIXED_POINT).to(torch.int8)
+        mask[part] = (words[0].double() < probability[part].double() * _WORDS).to(torch.int8)
     return mask.view(score.shape), (probability * (1 - probability)).view(score.shape)
 
 
-def mean_magnitude(weight: Tensor, mask: Tensor) -> Tensor:
+def mean_magnitude(weight: Tensor, mask: Tensor, unit: float) -> Tensor:
     """α: the mean magnitude of the kept weights, as float32; the same bits on every device.
 
-    Magnitudes are added as integers, in units of 2⁻³².
+    Magnitudes are multiples of the ``unit`` of their distribution, and are added as integers.
     """
-    parts = (weight.detach().double().abs() * _FIXED_POINT).to(torch.int64)
-    total = torch.where(mask, parts, 0).sum()
-    return (total.double() / (mask.sum().clamp(min=1).double() * _FIXED_POINT)).float()
+    levels = (weight.detach().double().abs() / unit).round().to(torch.int64)
+    total = torch.where(mask, levels, 0).sum()
+    return (total.double() * unit / mask.sum().clamp(min=1).double()).float()
 
 
-def binarize(weight: Tensor, mask: Tensor) -> Tensor:
+def binarize(weight: Tensor, mask: Tensor, unit: float) -> Tensor:
     """α · sign(θ) in float32, with one α for a tensor: the mean magnitude of its kept weights.
 
     Biprop (Diffenderfer and Kailkhura, 2021).
     """
-    scale = mean_magnitude(weight, mask)
+    scale = mean_magnitude(weight, mask, unit)
     return torch.where(weight.detach() < 0, -scale, scale)
 
 
@@ -194,7 +213,7 @@ def multiply(factors: Factors, score: Tensor, dtype: torch.dtype = torch.float32
 
 def tags(kind: MaskKind, coats: int, binarized: bool, recycled: bool) -> str:
     """What is special about masked weights, behind the name of their distribution, as a ticket holds it."""
-    words = [f"multicoat{coats}" if kind == "multicoat" else "signed"] if kind in ("signed", "multicoat") else []
+    words = [f"multicoat{coats}" if kind == "multicoat" else "signed"] if has_multipliers(kind) else []
     words += ["binarized"] * binarized + ["recycled"] * recycled
     return "".join(f":{word}" for word in words)
 

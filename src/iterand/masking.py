@@ -127,6 +127,8 @@ def prune_(
         scores = "magnitude_rank" if exists else usual
     if coats is None:
         coats = 2 if mask == "multicoat" else 1
+    if not isinstance(binarize, bool):
+        raise ValueError(f"binarize is {binarize!r}; it must be True or False")
     options = PruningOptions(
         weights=weights,
         scores=scores,
@@ -134,8 +136,8 @@ def prune_(
         ranking=ranking,
         rank_by=rank_by,
         mask=mask,
-        coats=coats,
-        binarize=bool(binarize),
+        coats=mask_kinds.check_kind(mask, coats),
+        binarize=binarize,
         share=as_list("share", share),
         allocation=allocation,
         floor=check_fraction("floor", floor, "the share of its weights that a layer keeps"),
@@ -228,7 +230,7 @@ def masked_weights(layers: Sequence[MaskedLayer]) -> list[Tensor]:
     found = []
     for layer, state, multipliers in zip(layers, states, calculate_multipliers(states)):
         weight = layer.weight
-        if state.is_plain:
+        if state.is_standard:
             masked = torch.where(multipliers != 0, weight, 0.0)
         else:
             base = state.binarized(weight, multipliers) if state.settings.binarize else weight

@@ -91,6 +91,8 @@ class MaskedParametrization(nn.Module):
         self.given: Tensor | None = None
         """θ ⊙ m as computed elsewhere, during a training step of `iterand.engine`."""
         self.padding = padding
+        self.running_passes = 0
+        """How many forward passes of the pruned model are running."""
         self.history: list[tuple[int, int]] = []
         """Randomization so far, run-length coded: (coin threshold of a round, how many rounds in a row had it)."""
         self.iterations: Counts = {}
@@ -118,7 +120,7 @@ class MaskedParametrization(nn.Module):
         """θ ⊙ m for the weights θ, in their memory format."""
         if self.given is not None:
             return self.given
-        if not self.settings.is_plain:
+        if not self.is_standard:
             return self._multiplied(weight)
         masked_weight = self.ranking.masked_weight(self)
         if masked_weight is not None:
@@ -130,6 +132,8 @@ class MaskedParametrization(nn.Module):
 
     def _multiplied(self, weight: Tensor) -> Tensor:
         """The masked weights of the other kinds; see `iterand.mask_kinds`."""
+        if self.running_passes == 0 and torch.is_grad_enabled():
+            self.count_pass_()  # the layer is called by itself
         factors = self.factors(weight, partial(self.ranking.cut, self))
         score = self.ranked() if self.differentiates_magnitude else self.score
         return reference.match_layout(mask_kinds.multiply(factors, score, weight.dtype), weight)
@@ -142,6 +146,8 @@ class MaskedParametrization(nn.Module):
             key = philox.key(settings.seed, settings.name)
             multipliers, slope = mask_kinds.sample(self.score, key, self.passes)
             threshold = self.score.max()  # is NaN if a score is
+            if self.score.device.type == "cpu" and reference.holds_numbers(self.score) and threshold.isnan():
+                raise reference.nan_error(settings.name)  # as where a cut is found
         else:
             cuts = [cut(coat) for coat in range(settings.coats)]
             multipliers, threshold = self.multipliers(cuts), cuts[0].threshold
@@ -156,16 +162,17 @@ class MaskedParametrization(nn.Module):
     def multipliers(self, cuts: Sequence[Cut]) -> Tensor:
         """What the weights are multiplied by under these cuts, one for each coat."""
         kind = self.settings.mask
-        first = mask_kinds.limit(kind, cuts[0])
+        first = mask_kinds.limit(kind, cuts[0], self.score.numel())
         return mask_kinds.multipliers(kind, self.score.detach(), self.ranked().detach(), [first, *cuts[1:]])
 
     def binarized(self, weight: Tensor, multipliers: Tensor) -> Tensor:
         """α · sign(θ), in float32; the padding row of an embedding stays zero and does not count."""
-        return self.clear_padding_(mask_kinds.binarize(weight, self.clear_padding_(multipliers != 0)))
+        kept = self.clear_padding_(multipliers != 0)
+        return self.clear_padding_(mask_kinds.binarize(weight, kept, self.unit))
 
     def count_pass_(self) -> None:
-        """Note that a forward pass of the model begins: a Bernoulli mask is sampled anew."""
-        if self.settings.mask == "bernoulli" and self.training and self.given is None:
+        """Note that a forward pass begins: a Bernoulli mask is sampled anew, unless the pass repeats an earlier one."""
+        if self.settings.mask == "bernoulli" and self.training and self.given is None and not _is_recomputing():
             self.passes += 1
 
     def ranked(self) -> Tensor:
@@ -207,9 +214,14 @@ class MaskedParametrization(nn.Module):
         return distributions.get_distribution(self.settings.weight_distribution)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether kernels can do its masks."""
-        return self.settings.is_plain
+    def unit(self) -> float:
+        """The value of level 1 of the weights."""
+        return self.settings.unit32(self.distribution)
+
+    @property
+    def is_standard(self) -> bool:
+        """Whether the masked weights are θ ⊙ m with a mask of {0, 1} from the cut alone, as in the paper."""
+        return self.settings.is_standard
 
     @property
     def coats(self) -> int:
@@ -224,7 +236,7 @@ class MaskedParametrization(nn.Module):
     @property
     def origin(self) -> tuple[int, int, int, float]:
         """Where the weights come from, as kernels read it: key, kind and unit of the distribution."""
-        return *self.key, self.distribution.kind or 0, self.settings.unit32(self.distribution)
+        return *self.key, self.distribution.kind or 0, self.unit
 
     @property
     def rounds(self) -> int:
@@ -362,7 +374,16 @@ class MaskedParametrization(nn.Module):
     def extra_repr(self) -> str:
         """One line for print(model)."""
         settings = self.settings
-        return f"{settings.weight_distribution}, sparsity={settings.sparsity}, ranking={settings.ranking}"
+        words = [settings.weight_distribution, f"sparsity={settings.sparsity}", f"ranking={settings.ranking}"]
+        words += [f"mask={settings.mask}"] if settings.mask != "binary" else []
+        words += [f"coats={settings.coats}"] if settings.coats > 1 else []
+        words += ["binarize=True"] if settings.binarize else []
+        return ", ".join(words)
+
+
+def _is_recomputing() -> bool:
+    """Whether a backward pass is running, as where gradient checkpointing repeats a forward pass."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 @torch.no_grad()
@@ -373,7 +394,7 @@ def calculate_masks(masks: Sequence[MaskedParametrization], *, limited: bool = T
     """
     cuts = _find_cuts(masks)
     if limited:
-        cuts = {mask: mask_kinds.limit(mask.settings.mask, cut) for mask, cut in cuts.items()}
+        cuts = {mask: mask_kinds.limit(mask.settings.mask, cut, mask.score.numel()) for mask, cut in cuts.items()}
     return [reference.mask_of(mask.ranked(), cut) for mask, cut in cuts.items()]
 
 

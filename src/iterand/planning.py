@@ -86,7 +86,6 @@ class PruningOptions:
             )
         if self.scores not in MAGNITUDES:
             distributions.get_distribution(self.scores)
-        mask_kinds.check_kind(self.mask, self.coats)
         if self.existing and (self.mask != "binary" or self.binarize or self.share):
             what = f"share is {self.share}" if self.share else "binarize is True" if self.binarize else ""
             raise ValueError(
@@ -96,6 +95,8 @@ class PruningOptions:
         if self.mask == "gem_miner" and (self.scores != "unit_uniform" or self.rank_by != "score"):
             what = f"scores is {self.scores!r}" if self.scores != "unit_uniform" else f"rank_by is {self.rank_by!r}"
             raise ValueError(f"{what}, but GEM-Miner rounds scores that begin between 0 and 1; leave it out")
+        if self.mask == "bernoulli" and self.rank_by != "score":
+            raise ValueError(f"rank_by is {self.rank_by!r}, but a Bernoulli mask keeps likely weights; leave it out")
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float], option
     by_layer, together = LayerRanking[MaskedParametrization](), GlobalRanking[MaskedParametrization]()
     tensors: list[tuple[list[Owner], Settings, Ranking[MaskedParametrization]]] = []
     for name, group in chosen.items():
+        dense = alone.get(name) == 0.0 and sparsity != 0.0
         settings = Settings(
             name=name,
             seed=options.seed,
@@ -172,7 +174,7 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float], option
             ranking="layer" if name in alone else "global",
             rank_by=mask_kinds.ranked_by(options.mask, options.rank_by),
             floor=0.0 if name in alone else options.floor,
-            mask=options.mask,
+            mask=mask_kinds.of_dense(options.mask) if dense else options.mask,
             coats=options.coats,
             binarize=options.binarize,
             shared=shared.get(name, ""),

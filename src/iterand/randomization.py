@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor, nn
 
-from iterand import backend, philox
+from iterand import backend, mask_kinds, philox
 from iterand.backend import reference
 from iterand.checks import check_fraction, check_int, unknown
 from iterand.distributions import normal_levels
@@ -74,20 +74,20 @@ def randomize_(
         else:
             plain += group
     masks = calculate_masks([layer.parametrization for layer in plain])
-    for layer, mask, stays in zip(plain, masks, _protect_shared(plain, masks, negative)):
-        _redraw_layer_(layer, mask, stays, threshold, negative, follow)
+    wanted = [mask | (layer.score.detach() >= 0) if negative else mask for layer, mask in zip(plain, masks)]
+    for layer, kept, stays in zip(plain, _any_of_shared(plain, masks), _any_of_shared(plain, wanted)):
+        _redraw_layer_(layer, kept, stays, threshold, negative, follow)
     for layer in layers:
         layer.parametrization.add_round(threshold)
 
 
-def _protect_shared(layers: Sequence[MaskedLayer], masks: Sequence[Tensor], negative: bool) -> list[Tensor]:
-    """True where a weight stays as it is: it is kept, or it is shared with a weight that is not to be redrawn."""
-    stay: dict[str, Tensor] = {}
+def _any_of_shared(layers: Sequence[MaskedLayer], masks: Sequence[Tensor]) -> list[Tensor]:
+    """For each layer, where its mask or that of a layer with the same weights is true."""
+    union: dict[str, Tensor] = {}
     for layer, mask in zip(layers, masks):
         if shared := layer.parametrization.settings.shared:
-            own = mask | (layer.score.detach() >= 0) if negative else mask
-            stay[shared] = stay[shared] | own if shared in stay else own
-    return [stay.get(layer.parametrization.settings.shared, mask) for layer, mask in zip(layers, masks)]
+            union[shared] = union[shared] | mask if shared in union else mask
+    return [union.get(layer.parametrization.settings.shared, mask) for layer, mask in zip(layers, masks)]
 
 
 def _check_choices(
@@ -113,12 +113,31 @@ def _check_choices(
                 "randomization, or prune_ with random weights"
             )
     negative, follow = candidates == "negative", redrawn_scores == "follow"
-    if (negative or follow) and any(layer.parametrization.settings.rank_by == "magnitude" for layer in layers):
+    reason = _why_signs_say_nothing(layers)
+    if (negative or follow) and reason:
         raise ValueError(
-            "scores are ranked by magnitude, where their signs say nothing; leave out candidates='negative' and "
-            "redrawn_scores='follow', or prune_ with rank_by='score'"
+            f"{reason}, where the sign of a score says nothing about that of its weight; leave out "
+            "candidates='negative' and redrawn_scores='follow'"
         )
+    _refuse_parts_of_shared(layers)
     return negative, follow
+
+
+def _why_signs_say_nothing(layers: Sequence[MaskedLayer]) -> str | None:
+    settings = [layer.parametrization.settings for layer in layers]
+    reasons = [mask_kinds.why_signs_say_nothing(one.mask, one.rank_by) for one in settings]
+    return next(filter(None, reasons), None)
+
+
+def _refuse_parts_of_shared(layers: Sequence[MaskedLayer]) -> None:
+    masks = {layer.parametrization for layer in layers}
+    for mask in masks:
+        for other in mask.ranking.members:
+            if mask.settings.shared and other.settings.shared == mask.settings.shared and other not in masks:
+                raise ValueError(
+                    f"{mask.name!r} has the same weights as {other.name!r}, which is not in the model that was given; "
+                    "give the whole model that was pruned"
+                )
 
 
 def _ranked_alike(layers: Sequence[MaskedLayer]) -> list[list[MaskedLayer]]:
@@ -130,15 +149,18 @@ def _ranked_alike(layers: Sequence[MaskedLayer]) -> list[list[MaskedLayer]]:
 
 @torch.no_grad()
 def _redraw_layer_(
-    layer: MaskedLayer, mask: Tensor, stays: Tensor, threshold: int, negative: bool, follow: bool
+    layer: MaskedLayer, kept: Tensor, stays: Tensor, threshold: int, negative: bool, follow: bool
 ) -> None:
-    """`reference.redraw` with the coins and new weights of the next round, in chunks that bound the memory."""
+    """`reference.redraw` with the coins and new weights of the next round, in chunks that bound the memory.
+
+    Weights that are ``kept`` may be the source of others; those that are true in ``stays`` are not redrawn.
+    """
     state = layer.parametrization
     number, settings = state.rounds + 1, state.settings
     # In the order of the indices; the tensors may lie in memory in another.
     stays, draw, weight = stays.reshape(-1), layer.draw.reshape(-1).clone(), layer.weight.reshape(-1).clone()
     score = layer.score.reshape(-1).clone()
-    before, source = weight.clone(), mask.reshape(-1) & (draw == 0)
+    before, source = weight.clone(), state.clear_padding_(kept & (layer.draw == 0)).reshape(-1)
     for part in philox.chunks(draw.numel(), draw.device):
         index = philox.indices(part, draw.device)
         words = philox.philox(index, number, state.key)
@@ -267,17 +289,22 @@ def recommended_steppers(model: nn.Module, *, steps: int) -> list[Stepper]:
     """The steppers that go with ``prune_(..., preset="recommended")``; call ``step()`` of each once an iteration.
 
     Every 300 iterations pruned weights with negative scores are redrawn (all of signed constants, a tenth of other
-    distributions), and scores follow their weights. Existing weights are not redrawn. Where the whole network is ranked
-    as one, the sparsity rises to its final value over the first half of the ``steps``.
+    distributions), and scores follow their weights. Where the signs of scores do not say this (signed, Bernoulli and
+    GEM-Miner masks, magnitudes), a tenth of all pruned weights is redrawn. Existing weights are not redrawn. Where the
+    whole network is ranked as one, the sparsity rises to its final value over the first half of the ``steps``, except
+    with Bernoulli masks.
     """
     check_int("steps", steps, "a number of iterations, at least 1", low=1)
-    masks = [layer.parametrization for layer in require_masked_layers(model).values()]
-    two_valued = all(mask.settings.weight_distribution == "signed_constant" for mask in masks)
+    layers = list(require_masked_layers(model).values())
+    masks = [layer.parametrization for layer in layers]
     steppers: list[Stepper] = []
     if not any(mask.is_existing for mask in masks):
-        rate = 1.0 if two_valued else 0.1
-        options: dict[str, Any] = {"candidates": "negative", "redrawn_scores": "follow"}
-        steppers.append(IterativeRandomization(model, period=300, rate=rate, **options))
-    if any(isinstance(mask.ranking, GlobalRanking) for mask in masks):
+        options: dict[str, Any] = {"rate": 0.1}
+        if _why_signs_say_nothing(layers) is None:
+            two_valued = all(mask.settings.weight_distribution == "signed_constant" for mask in masks)
+            options = {"rate": 1.0 if two_valued else 0.1, "candidates": "negative", "redrawn_scores": "follow"}
+        steppers.append(IterativeRandomization(model, period=300, **options))
+    sampled = any(mask.settings.mask == "bernoulli" for mask in masks)
+    if any(isinstance(mask.ranking, GlobalRanking) for mask in masks) and not sampled:
         steppers.append(SparsitySchedule(model, "cubic", steps=max(1, round(0.5 * steps))))
     return steppers

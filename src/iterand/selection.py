@@ -59,8 +59,8 @@ class Ranked(Protocol):
     given: Tensor | None
 
     @property
-    def is_plain(self) -> bool:
-        """Whether kernels can do its masks."""
+    def is_standard(self) -> bool:
+        """Whether its masked weights follow from the cut alone, as in the paper."""
         ...
 
     @property
@@ -149,8 +149,8 @@ class Ranking(ABC, Generic[Member]):
         if enclosing is not None and (enclosing.versions, enclosing.weight_versions) == (versions, weight_versions):
             return enclosing  # as the forward pass inside a Lightning module's training step
         weights = [mask.attached_weight for mask in self.members]
-        scores, plain = [mask.score for mask in self.members], all(mask.is_plain for mask in self.members)
-        if plain and not torch.compiler.is_compiling() and backend.uses_triton(scores, weights):
+        scores, standard = [mask.score for mask in self.members], all(mask.is_standard for mask in self.members)
+        if standard and not torch.compiler.is_compiling() and backend.uses_triton(scores, weights):
             first, masked = backend.apply_masks(self.prepare_cuts(self.members), weights)
             coats = [first]
         else:
@@ -175,7 +175,7 @@ class Ranking(ABC, Generic[Member]):
         if coat:
             kept = list(kept_by_coats(rivals)[coat].unbind())
         rank_by = rivals[0].rank_by
-        if scores[0].device.type != "cpu" or not all(map(reference.is_plain, scores)):
+        if scores[0].device.type != "cpu" or not all(map(reference.holds_numbers, scores)):
             return backend.find_cuts(scores, kept, [mask.name for mask in rivals], rank_by=rank_by, **options)
         versions, known = _versions(rivals), self._found.get((rivals[0], coat))
         if known is not None and known.versions == versions and not any(options.get("floors", ())):

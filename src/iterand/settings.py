@@ -41,7 +41,7 @@ class Settings:
     redraw_from: RedrawFrom = "fresh"
 
     @property
-    def is_plain(self) -> bool:
+    def is_standard(self) -> bool:
         """Whether the masked weights are θ ⊙ m with a mask of {0, 1} from the cut alone, as in the paper."""
         return self.mask == "binary" and not self.binarize
 

@@ -114,6 +114,11 @@ class SparsitySchedule(CountingStepper):
         require_whole_rankings(model, layers)
         self.model = model
         self._masks = [layer.parametrization for layer in layers.values()]
+        if any(mask.settings.mask == "bernoulli" for mask in self._masks):
+            raise ValueError(
+                "Bernoulli masks are sampled by their scores alone while training, whatever the sparsity; leave out "
+                "the schedule"
+            )
         self.schedule = schedule
         self.steps = check_int("steps", steps, "a number of iterations, at least 1", low=1)
         self.start = check_sparsity(start, "start")
@@ -147,11 +152,11 @@ class SparsitySchedule(CountingStepper):
 
 
 class ScoreFreezing(CountingStepper):
-    """The other half of ``prune_(..., mask="gem_miner")``; call ``step()`` after the optimizer's, once an iteration.
+    """Project and freeze the scores of GEM-Miner masks; call ``step()`` after the optimizer's, once an iteration.
 
-    Each step projects the scores to [0, 1]. Every ``period`` steps the weights whose scores are too low for the current
-    sparsity are frozen: pruned for good, with a score of −1. So it goes with a ``SparsitySchedule``, as a rule
-    ``"geometric"``. Sreenivasan et al. (2022) also decay the scores.
+    It goes with ``prune_(..., mask="gem_miner")``. Each step projects the scores to [0, 1]. Every ``period`` steps the
+    weights whose scores are too low for the current sparsity are frozen: pruned for good, with a score of −1. So it
+    goes with a ``SparsitySchedule``, as a rule ``"geometric"``. Sreenivasan et al. (2022) also decay the scores.
     """
 
     kind = "score_freezing"
@@ -159,14 +164,14 @@ class ScoreFreezing(CountingStepper):
     def __init__(self, model: nn.Module, period: int) -> None:
         layers = require_masked_layers(model)
         require_whole_rankings(model, layers)
-        self._masks = [layer.parametrization for layer in layers.values()]
+        masks = [layer.parametrization for layer in layers.values()]
+        self._masks = [mask for mask in masks if mask.settings.mask == "gem_miner"]
         self.period = check_int("period", period, "a number of iterations, at least 1", low=1)
-        for mask in self._masks:
-            if mask.settings.mask != "gem_miner":
-                raise ValueError(
-                    f"{mask.name!r} has a mask that is {mask.settings.mask}, whose scores are not frozen; prune_ with "
-                    "mask='gem_miner'"
-                )
+        if not self._masks:
+            raise ValueError(
+                f"{masks[0].name!r} has a mask that is {masks[0].settings.mask}, whose scores are not frozen; prune_ "
+                "with mask='gem_miner'"
+            )
         super().__init__(self._masks)
 
     @torch.no_grad()

@@ -150,7 +150,7 @@ def _summarize(layer: MaskedLayer, multipliers: Tensor) -> LayerSummary:
     draws = layer.draw[mask]
     of_weights = _entropy_of(draws) + _entropy_of(multipliers[mask])
     support = None if state.is_existing else state.distribution.support
-    if not state.is_plain and (support is not None or state.settings.binarize):
+    if not state.is_standard and (support is not None or state.settings.binarize):
         of_weights = _entropy_of(masked_weights([layer])[0][mask])  # few values, so these are stored
     elif support is not None:
         of_weights = min(of_weights, kept * math.log2(len(support)))

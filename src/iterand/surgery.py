@@ -214,13 +214,16 @@ def cache_cuts_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]])
         @functools.wraps(method)
         def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             current = cast("list[Ranking[MaskedParametrization]]", getattr(self, _RANKINGS))
-            for ranking in current:
-                for mask in ranking.members:
-                    mask.count_pass_()
+            sampled = [mask for ranking in current for mask in ranking.members if mask.settings.mask == "bernoulli"]
+            for mask in sampled:
+                mask.count_pass_()
+                mask.running_passes += 1
             previous = [ranking.begin() for ranking in current]
             try:
                 return method(self, *args, **kwargs)
             finally:
+                for mask in sampled:
+                    mask.running_passes -= 1
                 for ranking, before in zip(current, previous):
                     ranking.end(before)
 

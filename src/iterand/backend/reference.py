@@ -70,7 +70,7 @@ def cut_together(scores: Sequence[Tensor], kept: Tensor, floors: Sequence[int], 
     """
     sizes = [score.numel() for score in scores]
     offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-    if scores[0].device.type == "cpu" and not any(floors) and all(map(is_plain, scores)):
+    if scores[0].device.type == "cpu" and not any(floors) and all(map(holds_numbers, scores)):
         threshold, last = _cut_by_partition([score.detach().reshape(-1) for score in scores], int(kept), names)
         return [Cut(threshold, torch.where(kept > 0, last - offset, -1)) for offset in offsets]
     own = [_cut_floor(score.detach(), floor, name) for score, floor, name in zip(scores, floors, names)]
@@ -185,7 +185,7 @@ def apply_mask(weight: Tensor, ranked: Tensor, cut: Cut) -> Tensor:
     Pruned weights become +0 (a product would leave −0 for negative ones). A threshold that is NaN becomes the value of
     every pruned weight instead of leaving a silent network of zeros.
     """
-    if weight.device.type == "cpu" and is_plain(weight) and is_plain(ranked):  # NaN raises where its cut is found
+    if weight.device.type == "cpu" and all(map(holds_numbers, (weight, ranked))):  # NaN raises where its cut is found
         mask = match_layout(mask_of(ranked.detach(), cut), weight)
         bits = weight.detach().view(_BITS[weight.dtype.itemsize]) & mask.view(torch.int8).neg()  # faster than where
         return bits.view(weight.dtype)
@@ -196,7 +196,7 @@ def apply_mask(weight: Tensor, ranked: Tensor, cut: Cut) -> Tensor:
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def is_plain(tensor: Tensor) -> bool:
+def holds_numbers(tensor: Tensor) -> bool:
     """Whether a tensor holds numbers that Python can look at: not traced, not batched by vmap, not fake."""
     return (
         type(tensor) in (Tensor, torch.nn.Parameter)

@@ -132,14 +132,14 @@ class _Group(ABC):
         further = [
             ranking.prepare_cuts(self.masks, coat, kept.unbind()) for coat, kept in enumerate(self._counts) if coat
         ]
-        self.coats = [ranking.prepare_cuts(self.masks), *further]
+        self.cuts_by_coat = [ranking.prepare_cuts(self.masks), *further]
         """The cuts of each coat."""
 
     def find_cuts(self) -> None:
         """Find the cuts of the current scores."""
-        if len(self.coats) > 1:
+        if len(self.cuts_by_coat) > 1:
             self._counts.copy_(kept_by_coats(self.masks))
-        for cuts in self.coats:
+        for cuts in self.cuts_by_coat:
             cuts.run()
 
     @abstractmethod
@@ -162,7 +162,7 @@ class _KernelGroup(_Group):
         from iterand.backend.triton.masks import ApplyMasks, ScoreGradients
 
         super().__init__(layers, precision)
-        first, *further = self.coats
+        first, *further = self.cuts_by_coat
         kind = self.masks[0].settings.mask
         self.apply = ApplyMasks(
             first, self.weights, self.dtypes, coats=further, signed=kind == "signed", rounded=kind == "gem_miner"
@@ -174,7 +174,7 @@ class _KernelGroup(_Group):
         self.table: Tensor | None = None
         """While a graph is captured: the table of addresses that its kernels read."""
         self.captured: list[Tensor | None] | None = None
-        self.kept: list[tuple[Tensor, list[Tensor | None]]] = []
+        self.graph_inputs: list[tuple[Tensor, list[Tensor | None]]] = []
         """What captured graphs read."""
 
     def prepare(self) -> None:
@@ -195,7 +195,7 @@ class _KernelGroup(_Group):
         """Prepare SGD with these momentum buffers."""
         from iterand.backend.triton.masks import UpdateScores
 
-        first = self.coats[0]
+        first = self.cuts_by_coat[0]
         self.update = UpdateScores(first, self.weights, buffers, self.dtypes, magnitude=self._magnitude)
 
     def write_table(self) -> None:
@@ -204,7 +204,7 @@ class _KernelGroup(_Group):
 
         if self.table is not None and self.captured is not None:
             self.table.copy_(pointers(self.captured))
-            self.kept.append((self.table, self.captured))
+            self.graph_inputs.append((self.table, self.captured))
 
     def table_of(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """The addresses of gradients in the layout of the leaves; 0 where there is none."""
@@ -241,7 +241,7 @@ class _TorchGroup(_Group):
             leaf.copy_(factors.masked(leaf.dtype))
 
     def _cut(self, number: int, coat: int) -> Cut:
-        cuts = self.coats[coat]
+        cuts = self.cuts_by_coat[coat]
         return Cut(cuts.thresholds[number], cuts.lasts[number])
 
     @torch.no_grad()

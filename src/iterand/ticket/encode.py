@@ -91,7 +91,7 @@ def encode_layers(layers: Mapping[str, MaskedLayer]) -> Encoded:
     digest = hashlib.sha256()
     for one in found:
         kept = _stored_symbols(one, as_ordinals=as_ordinals, affordable=affordable)
-        multiplied = kept.stored != "level" and one.state.settings.mask in ("signed", "multicoat")
+        multiplied = kept.stored != "level" and mask_kinds.has_multipliers(one.state.settings.mask)
         header = _header(one, kept, multiplied)
         headers.append(header)
         mask = np.zeros(header.size, np.uint8)
@@ -120,9 +120,9 @@ def _mask_layers(layers: Sequence[MaskedLayer]) -> list[_Masked]:
         if state.is_existing:
             unit = 0.0
         elif state.settings.binarize:
-            unit = float(mask_kinds.mean_magnitude(layer.weight, multipliers != 0))
+            unit = float(mask_kinds.mean_magnitude(layer.weight, multipliers != 0, state.unit))
         else:
-            unit = state.settings.unit32(state.distribution)
+            unit = state.unit
         kept = torch.from_numpy(_take(_bits(masked), index)).view(masked.dtype)
         taken = cast(NDArray[np.int8], _take(multipliers, index))
         found.append(_Masked(layer, index, _take(layer.draw.int(), index), taken, kept, unit))
@@ -158,7 +158,7 @@ def _stored_symbols(one: _Masked, *, as_ordinals: bool, affordable: bool) -> _Ke
     if best is None and state.settings.binarize:
         raise ValueError(f"the masked weights of {one.layer.name!r} have more than one magnitude; fold_ and save those")
     # Levels are those of masked weights, so with a mask of more than zeros and ones nothing else need be stored.
-    by_levels = state.settings.binarize or state.settings.mask in ("signed", "multicoat")
+    by_levels = state.settings.binarize or mask_kinds.has_multipliers(state.settings.mask)
     affordable = affordable and not by_levels
     if best is None or (affordable and min(_expected_bits(state, one.draw).values()) < best.bits):
         by_draw = _encode_draws(one, as_ordinals)

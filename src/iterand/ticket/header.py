@@ -293,7 +293,7 @@ def _possible(settings: Settings) -> Sequence[int]:
 
 def _multiplies(layer: LayerHeader) -> bool:
     """Whether kept weights are stored without what they are multiplied by."""
-    return layer.stored != "level" and layer.settings.mask in ("signed", "multicoat")
+    return layer.stored != "level" and mask_kinds.has_multipliers(layer.settings.mask)
 
 
 def _values(stored: str, distribution: str, levels: Mapping[str, tuple[int, ...]]) -> Sequence[int]:

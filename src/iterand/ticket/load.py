@@ -165,10 +165,10 @@ def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, Tick
             raise TicketError(
                 f"{name!r} has shape {list(header.shape)} in it and {list(layer.weight.shape)} in the model"
             )
-        if settings.mask in ("signed", "multicoat") or header.settings.mask != "binary" or settings.binarize:
+        if not (settings.is_standard and header.settings.is_standard):
             raise TicketError(
-                f"{name!r} has a mask of more than zeros and ones, and a ticket holds no scores; resume from a "
-                "checkpoint, which has them"
+                f"{name!r} has a mask that is not binary, or binarized weights, and a ticket holds no scores; resume "
+                "from a checkpoint, which has them"
             )
         if settings.sparsity < header.settings.sparsity:
             raise TicketError(

@@ -210,14 +210,16 @@ class TicketLayer:
         return stored
 
     def values(self, mask: Tensor | None = None) -> Tensor:
-        """The kept weights in index order, float32."""
+        """The kept weights in index order, float32, times what they are multiplied by."""
         if self.header.stored == "level":
             return self._lookup(self._level_weights())
         if self.header.stored == "base":
             raise TicketError(f"layer {self.header.name!r} is a mask on weights of a base, which it does not hold")
         mask = self.mask if mask is None else mask
         draw, index = cast(Tensor, self.draws(mask)), draws.kept_indices(mask)
-        return draw_weights(self.header.settings, self._distribution(), index, draw, self.header.size)
+        drawn = draw_weights(self.header.settings, self._distribution(), index, draw, self.header.size)
+        multipliers = self.multipliers()
+        return drawn if multipliers is None else drawn.to(format.DTYPES[self.header.dtype]).float() * multipliers
 
     def multipliers(self) -> Tensor | None:
         """What each kept weight is multiplied by, in index order. None if the ticket stores levels, or all are 1."""
@@ -237,15 +239,12 @@ class TicketLayer:
             if digest is not None:
                 draws.update(digest, *self.symbols, torch.empty(0))
             return torch.where(mask, base.detach().to("cpu"), 0.0)
-        values, dtype = self.values(mask), format.DTYPES[self.header.dtype]
-        multipliers = self.multipliers()
-        if multipliers is not None:
-            values = values.to(dtype).float() * multipliers
+        values = self.values(mask)
         if digest is not None:
             weights = torch.from_numpy(self._level_weights()) if self.header.stored == "level" else values
             draws.update(digest, *self.symbols, weights)
         dense = torch.zeros(self.header.size).index_copy_(0, draws.kept_indices(mask), values)
-        return dense.view(self.header.shape).to(dtype)
+        return dense.view(self.header.shape).to(format.DTYPES[self.header.dtype])
 
     @property
     def symbols(self) -> tuple[codec.Symbols, codec.Symbols]:

@@ -27,16 +27,17 @@ WITHOUT = {
 
 _BLOCKS = [f"stages.{stage}.*.branch.2.convolution" for stage in range(4)]
 _BIPROP = ["binarize=true", "weight_distribution=kaiming_normal", "rank_by=magnitude"]
-_BY_SIGN = ["candidates=pruned", "redrawn_scores=stay", "rate=0.1"]
-_BERNOULLI = ["mask=bernoulli", "learning_rate.initial=300", "weight_decay=0"]  # logits, whose slope is σ'
+_ANY_PRUNED = ["candidates=pruned", "redrawn_scores=stay", "rate=0.1"]
+_LOGITS = ["learning_rate.initial=300", "weight_decay=0"]  # for a mask of probabilities σ(s), with the slope σ'
+_BERNOULLI = ["mask=bernoulli", *_LOGITS, "sparsity_schedule=constant", *_ANY_PRUNED]
 _GEM_MINER = ["mask=gem_miner", "score_distribution=unit_uniform", "sparsity_schedule=geometric"]
 FAMILY = {
     "binary": [],
     "Bernoulli": _BERNOULLI,
-    "signed": ["mask=signed", *_BY_SIGN],
+    "signed": ["mask=signed", *_ANY_PRUNED],
     "multi-coated": ["mask=multicoat", "coats=3"],
-    "biprop": [*_BIPROP, *_BY_SIGN],
-    "GEM-Miner": [*_GEM_MINER, "learning_rate.initial=3", "weight_decay=0", *_BY_SIGN],  # scores from 0 to 1
+    "biprop": [*_BIPROP, *_ANY_PRUNED],
+    "GEM-Miner": [*_GEM_MINER, "learning_rate.initial=3", "weight_decay=0", *_ANY_PRUNED],  # scores from 0 to 1
     "recycling": ["redraw_from=kept", "rate=1.0"],
     "shared blocks": [f"share={json.dumps(_BLOCKS)}"],
 }

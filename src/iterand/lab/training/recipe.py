@@ -177,12 +177,29 @@ class MethodRecipe:
             mask_kinds.check_kind(self.mask, self.coats)
         except ValueError as error:
             raise RecipeError(f"method.{error}") from None
-        by_sign = self.candidates == "negative" or self.redrawn_scores == "follow"
-        if (self.mask == "signed" or self.rank_by == "magnitude") and by_sign:
-            what = "method.mask is 'signed'" if self.mask == "signed" else "method.rank_by is 'magnitude'"
+        if not self.trains_weights:
+            self._check_mask()
+
+    def _check_mask(self) -> None:
+        """Refuse what does not go with the kind of mask."""
+        if self.mask == "multicoat" and self.coats == 1:
+            raise RecipeError("method.mask is 'multicoat', but method.coats is 1; set it to the number of coats")
+        if self.mask == "gem_miner" and self.score_distribution != "unit_uniform":
             raise RecipeError(
-                f"{what}, where signs of scores say nothing; set method.candidates to 'pruned' "
-                "and method.redrawn_scores to 'stay'"
+                f"method.mask is 'gem_miner', which rounds scores between 0 and 1, but method.score_distribution is "
+                f"{self.score_distribution!r}; set it to 'unit_uniform'"
+            )
+        if self.mask == "bernoulli" and self.sparsity_schedule != "constant":
+            raise RecipeError(
+                f"method.mask is 'bernoulli', which samples by scores alone, but method.sparsity_schedule is "
+                f"{self.sparsity_schedule!r}; set it to 'constant'"
+            )
+        reason = mask_kinds.why_signs_say_nothing(self.mask, self.rank_by)
+        reads_signs = self.candidates == "negative" or self.redrawn_scores == "follow"
+        if self.name == "iterand" and reads_signs and reason:
+            raise RecipeError(
+                f"method.{reason}, where the sign of a score says nothing about that of its weight; set "
+                "method.candidates to 'pruned' and method.redrawn_scores to 'stay'"
             )
 
 
