@@ -211,7 +211,7 @@ class TestMatching:
         if key in ("data.path", "data.image_size", "data.sha256", "network.arguments", "network.sha256"):
             base = recipe_file.override(base, ["data.name=image_folder", "network.name=own.py:network"])
         if key == "method.coats":
-            base = recipe_file.override(base, ["mask=multicoat"])
+            base = recipe_file.override(base, ["mask=multicoat", "coats=2"])
         same = identity(changed(base, key)) == identity(base)
         assert same == (key in ("name", "description", "seed", "data.path"))
 

@@ -180,7 +180,7 @@ def test_cells_and_experiments_without_runs_come_after_those_with_results(browse
     names = browser.run("[...document.querySelector('main table').tBodies[0].rows].map(row => row.cells[0].innerText)")
     assert [name.strip() for name in names] == [entry.name for entry in experiments()[:-1]]
     sections = browser.run("[...document.querySelectorAll('main section')].map(section => section.id)")
-    assert sections.index("open-experiments") == len(names)
+    assert sections.index("left") == len(names)
 
 
 def test_sorting_by_keyboard(browser, pages):

@@ -166,6 +166,11 @@ def only(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
     return found
 
 
+def has_estimate(recipe: Recipe) -> bool:
+    """Whether ``gpu_minutes`` knows the network and the data."""
+    return recipe.network.name in MULTIPLY_ADDS and recipe.data.name in TRAINING_EXAMPLES
+
+
 def gpu_minutes(recipes: Iterable[Recipe]) -> float:
     """An estimate of the minutes of all these runs on one GPU, one after the other."""
     return sum(_seconds(recipe) for recipe in recipes) / 60

@@ -13,6 +13,7 @@ from iterand.errors import IterandError
 from iterand.lab.experiments.catalog import experiment_names, find_experiment
 from iterand.lab.experiments.experiment import Cell, Experiment
 from iterand.lab.experiments.library import profile_names
+from iterand.lab.experiments.sweep import gpu_minutes, has_estimate
 from iterand.lab.report.formatting import Comparison, Summary, compare, summarize
 from iterand.lab.training import recipe_file
 from iterand.lab.training.folder import _RECORD_FAMILY, PER_EPOCH, RECORD, check_record, read_record
@@ -245,6 +246,16 @@ class Outcome:
         """The cells without a result."""
         return tuple(cell for cell in self.cells if not cell.summary)
 
+    @cached_property
+    def missing(self) -> tuple[Recipe, ...]:
+        """The recipes of the runs that are missing: a cell has as many runs as the experiment has seeds."""
+        found = list[Recipe]()
+        for cell in self.cells:
+            seeds = {run.recipe.seed for run in cell.runs}
+            others = [recipe for recipe in cell.cell.runs(self.experiment.seeds) if recipe.seed not in seeds]
+            found += others[: max(0, self.experiment.seeds - len(cell.runs))]
+        return tuple(found)
+
     @property
     def done(self) -> int:
         """How many cells have a result."""
@@ -293,15 +304,26 @@ class Report:
         return tuple(outcome for outcome in self.outcomes if outcome.done)
 
     @property
-    def open(self) -> tuple[Outcome, ...]:
-        """The experiments without a result."""
-        return tuple(outcome for outcome in self.outcomes if not outcome.done)
+    def unfinished(self) -> tuple[Outcome, ...]:
+        """The experiments of which runs are missing."""
+        return tuple(outcome for outcome in self.outcomes if outcome.missing)
+
+    @property
+    def missing(self) -> tuple[Recipe, ...]:
+        """The recipes of all missing runs, each once, though two experiments may share one."""
+        missing = {recipe_file.digest(one): one for outcome in self.outcomes for one in outcome.missing}
+        return tuple(missing.values())
 
     def command(self, outcome: Outcome) -> str:
         """The command that runs what is missing of an experiment."""
         profile = "" if self.profile == "paper" else f" --profile {self.profile}"
         scale = "" if self.scale == "full" else f" --scale {self.scale}"
         return f"iterand reproduce {outcome.experiment.name}{profile}{scale}"
+
+
+def gpu_seconds(recipes: Sequence[Recipe]) -> float | None:
+    """An estimate of the time of these runs on one GPU; None if it is not known for one of them."""
+    return 60 * gpu_minutes(recipes) if all(map(has_estimate, recipes)) else None
 
 
 def read_report(folder: Path, *, profile: str = "paper", scale: str = "full") -> Report:

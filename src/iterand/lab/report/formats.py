@@ -13,7 +13,7 @@ from typing import Any
 from iterand.errors import extra
 from iterand.lab.experiments.experiment import Cell
 from iterand.lab.report import formatting, layout
-from iterand.lab.report.assembly import CellOutcome, Outcome, Record, Report, measure
+from iterand.lab.report.assembly import CellOutcome, Outcome, Record, Report, gpu_seconds, measure
 from iterand.lab.report.formatting import LIMIT
 from iterand.lab.report.layout import Styles, axes, position
 from iterand.lab.training.recipe import SECTIONS, Recipe
@@ -55,6 +55,7 @@ def _experiment(outcome: Outcome) -> dict[str, Any]:
         "title": experiment.title,
         "where": experiment.where,
         "measure": measure(experiment).title,
+        "missing": {"runs": len(outcome.missing), "gpu_seconds": gpu_seconds(outcome.missing)},
         "cells": [_cell(outcome, cell) for cell in outcome.cells],
     }
 
@@ -81,7 +82,7 @@ def _cell(outcome: Outcome, cell: CellOutcome) -> dict[str, Any]:
 
 
 def as_markdown(report: Report) -> str:
-    """A table for each experiment with results, and a list of those without."""
+    """A table for each experiment with results, and one of what is left."""
     return "\n".join(_lines(report)) + "\n"
 
 
@@ -96,9 +97,20 @@ def _lines(report: Report) -> Iterator[str]:
         where = f" ({_escape(experiment.where)})" if experiment.where else ""
         yield from ("", f"### {_escape(experiment.title)}{where}", "")
         yield from _table(outcome)
-    if report.open:
-        yield from ("", "### Open", "")
-        yield from (f"- {_escape(entry.experiment.name)}: {_escape(entry.experiment.title)}" for entry in report.open)
+    if report.unfinished:
+        yield from ("", "### What is left", "")
+        yield _row(["experiment", "cells without a run", "missing runs", "GPU time (rough)"])
+        yield "|---|---:|---:|---:|"
+        for entry in report.unfinished:
+            cells = f"{len(entry.open)} of {len(entry.cells)}"
+            yield _row([report.command(entry), cells, str(len(entry.missing)), gpu_time(entry.missing)])
+        yield _row(["all, each run once", "", str(len(report.missing)), gpu_time(report.missing)])
+
+
+def gpu_time(recipes: Sequence[Recipe]) -> str:
+    """The estimated time of these runs in words, if it is known."""
+    seconds = gpu_seconds(recipes)
+    return "" if seconds is None else formatting.duration(seconds)
 
 
 def _table(outcome: Outcome) -> Iterator[str]:
@@ -158,6 +170,7 @@ def as_html(report: Report) -> str:
         common_settings=common_settings,
         own_settings=own_settings,
         measure=measure,
+        gpu_time=gpu_time,
         version=version("iterand"),
     )
 
