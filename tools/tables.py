@@ -342,21 +342,17 @@ def best_imp() -> Lines:
     """Our recipes beside the paper's magnitude pruning."""
     rows, found = [], []
     for network in sorted(OPENLTH):
-        pruned = cells("best", network=network, method="IMP")
         for (share,), cell in cells("best", network=network, method="IteRand").items():
             theirs = find_number("imp", {"network": network, "method": "IteRand (SC)", "sparsity": share})
             found.append(cell)
-            own_imp = pruned.get((share,))
             rows.append([
                 f"{network}, p = {share:g}", str(cell.cell.recipe.training.epochs), f"**{accuracy(cell, 4)}**",
-                accuracy(own_imp, 4) if own_imp and own_imp.summary else "",
                 of_paper(cell.cell.paper), of_paper(theirs),
                 delta(cell), f"{standard_errors(cell):.1f}", ticket_bytes(cell),
             ])  # fmt: skip
-    what = "Recipes `best-*` on CIFAR-10, test accuracy in %; IMP, ours: with the data and schedule of the recipe, 640 "
-    what += "epochs in all; Δ is ours minus the paper's IMP, s.e. the same in standard errors of "
-    what += "the difference (the paper's n = 3); ticket of the last seed"
-    head = ["", "epochs", "ours", "IMP, ours", "IMP, paper", "IteRand, paper", "Δ", "s.e.", "ticket"]
+    what = "Recipes `best-*` on CIFAR-10, test accuracy in %; Δ is ours minus the paper's IMP, s.e. the same in "
+    what += "standard errors of the difference (the paper's n = 3); ticket of the last seed"
+    head = ["", "epochs", "ours", "IMP, paper", "IteRand, paper", "Δ", "s.e.", "ticket"]
     return [*caption(what, found, 4, "iterand reproduce best"), *markdown(head, rows)]
 
 
@@ -401,21 +397,38 @@ def best_cells() -> Lines:
     return [*caption(what, found, 4, "iterand reproduce best"), *markdown(["", "ours", "paper", "Δ"], rows)]
 
 
-def best_dense() -> Lines:
-    """The same networks with trained weights."""
-    rows, found = [], []
+def best_peers() -> Lines:
+    """The search beside dense SGD and magnitude pruning with the same data, schedule and statistics."""
+    rows, found, rates = [], [], []
     for (network, _), dense in cells("best", method="dense SGD").items():
-        (sparsity,), ours = min(cells("best", network=network, method="IteRand").items())
+        pruned = cells("best", network=network, method="IMP")
         recipe = dense.cell.recipe
-        found += [dense, ours]
-        rows.append([
-            dense.cell.label, accuracy(dense, 3), str(recipe.training.epochs),
-            f"{recipe.learning_rate.initial:g}, {recipe.optimizer.weight_decay:g}",
-            f"p = {sparsity:g}: {accuracy(ours, 3)}", str(ours.cell.recipe.training.epochs),
-        ])  # fmt: skip
-    what = "Trained weights beside the densest of our tickets on CIFAR-10, test accuracy in %"
-    head = ["", "test", "epochs", "learning rate, weight decay", "ticket", "epochs"]
+        rates.append(f"{network} {recipe.learning_rate.initial:g}, {recipe.optimizer.weight_decay:g}")
+        found.append(dense)
+        for (sparsity,), search in sorted(cells("best", network=network, method="IteRand").items()):
+            imp = pruned.get((sparsity,))
+            peers = [entry for peer in (dense, imp) for entry in (_with_epochs(peer), _gap(search, peer))]
+            rows.append([f"{network}, p = {sparsity:g}", _with_epochs(search), *peers])
+            found += [search, *([imp] if imp else [])]
+    what = "CIFAR-10, test accuracy in % (epochs); gaps are search minus the other, ± its standard error; learning "
+    what += f"rate and weight decay of dense SGD and IMP: {'; '.join(rates)}"
+    head = ["", "search", "dense SGD", "gap", "IMP", "gap"]
     return [*caption(what, found, 3, "iterand reproduce best"), *markdown(head, rows)]
+
+
+def _with_epochs(cell: CellOutcome | None) -> str:
+    if cell is None or cell.summary is None:
+        return ""
+    number, epochs = accuracy(cell, cell.summary.n), cell.cell.recipe.training.epochs
+    return f"{number} ({epochs})" if cell.summary.n == 3 else f"{number} ({epochs}; n = {cell.summary.n})"
+
+
+def _gap(ours: CellOutcome, other: CellOutcome | None) -> str:
+    """The difference of two means, and the standard error of the difference."""
+    if other is None or not (ours.summary and other.summary) or None in (ours.summary.std, other.summary.std):
+        return ""
+    error = sum(float(one.std or 0) ** 2 / one.n for one in (ours.summary, other.summary)) ** 0.5
+    return f"{ours.summary.mean - other.summary.mean:+.2f} ± {error:.2f}".replace("-", "−")
 
 
 def ablation() -> Lines:
@@ -578,7 +591,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "best-cells": best_cells,
     "best-networks": best_networks,
     "best-imp": best_imp,
-    "best-dense": best_dense,
+    "best-peers": best_peers,
     "ablation": ablation,
     "family": family,
     "claims": claims,
