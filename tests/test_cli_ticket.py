@@ -218,6 +218,15 @@ def test_export_to_onnx(file, tmp_path):
         said("export", file, "--format", "onnx", "--input-shape", "1,-1,8,8")
 
 
+@pytest.mark.parametrize("to", ["c", "onnx"])
+def test_export_says_in_one_sentence_that_a_shape_is_wrong(cli, file, to):
+    if to == "onnx":
+        pytest.importorskip("onnxruntime", reason="ONNX export is an extra: pip install 'iterand[onnx]'")
+    code, out, err = cli("export", file, "--format", to, "--input-shape", "1,8,8")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"error: \w+ does not run on one input of shape \(8, 8\): .*\n", err)
+
+
 def test_a_run_folder_is_compared_bit_for_bit(tmp_path):
     from iterand.lab.experiments.library import find_recipe
     from iterand.lab.training import recipe_file

@@ -115,6 +115,14 @@ def test_what_torch_cannot_export_is_said_in_one_sentence(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_inputs_that_do_not_fit_are_refused_in_one_sentence(saved, tmp_path):
+    with pytest.raises(IterandError, match=r"Sequential does not run on one input of shape \(1, 8, 8\): ") as caught:
+        exporter.export_onnx(*saved, (torch.zeros(2, 1, 8, 8),), tmp_path / "a.onnx")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(IterandError, match=r"does not run on inputs of shapes \(3, 32, 32\), \(3, 32, 32\): "):
+        exporter.export_onnx(*saved, (IMAGES, IMAGES), tmp_path / "a.onnx")
+
+
 def test_a_model_that_gives_more_than_a_tensor_is_refused(saved, tmp_path):
     with pytest.raises(ValueError, match="the model gives a tuple; wrap it in a module that gives one tensor"):
         exporter.export_onnx(saved[0], nn.LSTM(4, 4), (torch.randn(2, 3, 4, requires_grad=True),), tmp_path / "a.onnx")

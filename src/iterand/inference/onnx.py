@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from iterand.errors import IterandError, MissingExtraError
 from iterand.files import atomic_write
+from iterand.inference.tracing import forward
 from iterand.ticket.read import Ticket
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def export_onnx(
             raise MissingExtraError(package, "ONNX export", "onnx")
     model = model.eval()
     with torch.no_grad():
-        given = model(*example)
+        given = forward(model, *example)
     if not isinstance(given, Tensor):
         raise ValueError(f"the model gives a {type(given).__name__}; wrap it in a module that gives one tensor")
     proto = _exported(model, example)

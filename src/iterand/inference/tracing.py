@@ -61,15 +61,25 @@ def _export(model: nn.Module, shape: tuple[int, ...]) -> "ExportedProgram":
     kind, images = type(model).__name__, torch.zeros(_BATCH, *shape)
     try:
         model = copy.deepcopy(model).to("cpu").eval()
-        output = model(images)
     except Exception as error:
-        raise IterandError(f"{kind} does not run on one input of shape {shape}: {_reason(error)}") from error
+        raise IterandError(f"{kind} cannot be copied: {_reason(error)}") from error
+    output = forward(model, images)
     if not isinstance(output, Tensor):
         raise IterandError(f"{kind} gives a {type(output).__name__}; inference takes a network that gives one tensor")
     try:
         return torch.export.export(model, (torch.zeros_like(images),), strict=False)
     except Exception as error:
         raise IterandError(f"torch.export cannot trace {kind}: {_reason(error)}") from error
+
+
+def forward(model: nn.Module, *inputs: Tensor) -> Any:
+    """The output for a batch. Inputs that do not fit the model are refused in one sentence."""
+    try:
+        return model(*inputs)
+    except Exception as error:
+        shapes = [str(tuple(batch.shape[1:])) for batch in inputs]
+        what = f"one input of shape {shapes[0]}" if len(shapes) == 1 else f"inputs of shapes {', '.join(shapes)}"
+        raise IterandError(f"{type(model).__name__} does not run on {what}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
