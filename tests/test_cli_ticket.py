@@ -1,3 +1,4 @@
+import importlib.util
 import json
 import os
 import re
@@ -210,12 +211,25 @@ def test_export_to_onnx(file, tmp_path):
     report = json.loads(said("export", file, "--format", "onnx", "--input-shape", "1,1,8,8", "--json"))
     assert report["written"] == str(tmp_path / "a.onnx")
     assert report["difference"] < 1e-5
-    with pytest.raises(ValueError, match="does not say which data its network takes; give --input-shape"):
-        said("export", file, "--format", "onnx")
+    assert json.loads(said("export", file, "--format", "onnx", "--json"))["difference"] < 1e-5  # the default data
     with pytest.raises(ValueError, match="--input-shape is '1x8'; it must be whole numbers such as"):
         said("export", file, "--format", "onnx", "--input-shape", "1x8")
     with pytest.raises(ValueError, match=r"--input-shape is '1,-1,8,8'; it must be .*, all above 0"):
         said("export", file, "--format", "onnx", "--input-shape", "1,-1,8,8")
+
+
+@pytest.mark.parametrize(
+    ("options", "way_out"),
+    [(["--format", "c"], "--input-shape"), (["--format", "c", "--activations", "int8"], "--sample")],
+)
+def test_export_needs_inputs_if_the_recipe_is_not_of_a_run(cli, tmp_path, options, way_out):
+    model = searched(build_network(**NETWORK), weights="signed_constant")
+    iterand.save_ticket(model, tmp_path / "a.ticket", recipe={"network": NETWORK, "by": "hand"})
+    code, out, err = cli("export", "a.ticket", *options)
+    assert (code, out) == (1, "")
+    assert re.fullmatch(
+        rf"error: the ticket does not say which data its network takes \(.*'by'.*\); give {way_out}\n", err
+    )
 
 
 @pytest.mark.parametrize("to", ["c", "onnx"])
@@ -225,6 +239,22 @@ def test_export_says_in_one_sentence_that_a_shape_is_wrong(cli, file, to):
     code, out, err = cli("export", file, "--format", to, "--input-shape", "1,8,8")
     assert (code, out) == (1, "")
     assert re.fullmatch(r"error: \w+ does not run on one input of shape \(8, 8\): .*\n", err)
+
+
+def test_tickets_of_the_quickstart_are_exported_as_they_are(cli, tmp_path):
+    """The recipe omits its data, which are the default."""
+    pytest.importorskip("sklearn", reason="the lab is not installed")
+    small = ["--set", "epochs=1", "--set", "width_factor=0.5"]
+    assert cli("train", "digits", "--out", "run", *small)[0] == 0
+    assert "data" not in iterand.read_ticket("run/model.ticket").recipe
+    formats = ["c", "c --activations int8 -o int8"]
+    if importlib.util.find_spec("onnxruntime"):
+        formats.append("onnx")
+    for to in formats:
+        code, out, err = cli("export", "run/model.ticket", "--format", *to.split())
+        assert (code, err) == (0, ""), to
+        assert out
+    assert {"network.c", "network.h"} <= {path.name for path in (tmp_path / "int8").iterdir()}
 
 
 def test_a_run_folder_is_compared_bit_for_bit(tmp_path):

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from iterand.cli.console import err, out, print_json, printable, say
-from iterand.errors import IterandError, TicketError
+from iterand.errors import IterandError, RecipeError, TicketError
 from iterand.files import atomic_write
 from iterand.lab.report.formatting import size
 
@@ -342,9 +342,11 @@ def _example(ticket: "Ticket", shape: str | None, data_dir: Path | None, count: 
     from iterand.lab.data import IMAGE_FOLDER, load_data
     from iterand.lab.training import recipe_file
 
-    if ticket.recipe is None or "data" not in ticket.recipe:
-        raise ValueError("the ticket does not say which data its network takes; give --input-shape")
-    chosen = recipe_file.from_dict(ticket.recipe).data
+    try:
+        chosen = recipe_file.from_dict(ticket.recipe or {}).data  # a recipe leaves out what is as by default
+    except RecipeError as error:
+        other = "--input-shape" if count == 2 else "--sample"
+        raise ValueError(f"the ticket does not say which data its network takes ({error}); give {other}") from None
     if chosen.name == IMAGE_FOLDER:
         if count > 2:
             raise ValueError("the ticket does not say where its images are; give --sample")
