@@ -1,10 +1,9 @@
-"""Subnetworks of random ±c networks: a target at two layers for each of its own, and one weight at many layers.
+"""Subnetworks of random ±c networks: a target at two layers for each of its own.
 
-Weights are ±√(2 / fan_in), as everywhere in this package. ReLU is positively homogeneous, so the steps of Theorems D
-and E are set by gains: positive factors of the outputs, which change no decision.
+Weights are ±√(2 / fan_in), as everywhere in this package. ReLU is positively homogeneous, so the steps of Theorem D
+are set by gains: positive factors of the outputs, which change no decision.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from iterand import distributions, philox
-from iterand.lab.theory import bounds, exact, signed, signed_depth
+from iterand.lab.theory import bounds, exact, signed
 from iterand.lab.theory.construct import (
     LARGEST,
     Construction,
     Experiment,
     State,
-    layered,
     linear_names,
     prune_to_states_,
     random_network,
@@ -112,74 +110,6 @@ def _layer_pair(
     u_state = State(u_mask, torch.where(u_mask, u.of(right)[:, None], last))
     v_state = State(v_mask.T, torch.where(v_mask, v, last).T)
     return u_state, v_state, bool((there >= units[:, None]).all())
-
-
-class Chain(NamedTuple):
-    """One weight at many layers: gain · model(x) ≈ w·x."""
-
-    model: nn.Sequential
-    gain: float
-
-    @torch.no_grad()
-    def error(self, weight: float) -> float:
-        """The largest |w·x − gain·g(x)| over |x| ≤ 1. Both sides of g are linear, so it is at x = 1 or x = −1."""
-        right, left = map(float, self.model(torch.tensor([[1.0], [-1.0]])).double())
-        return max(abs(weight - self.gain * right), abs(weight + self.gain * left))
-
-
-def construct_chain(
-    weight: float, epsilon: float, layers: int, pool: signed_depth.Pool, rounds: int, seed: int = 0
-) -> Chain | None:
-    """Find w·x in digits (Theorem E) in a random ±c network of L layers; None if its signs do not allow it."""
-    bounds.check_count("rounds", rounds, most=MOST_ROUNDS)
-    base = signed_depth.least_base(signed.scalar_units(epsilon), layers)
-    wanted = signed_depth.digits(signed.scalar_units(epsilon, weight), base, layers)
-    if not any(wanted):
-        raise ValueError(f"a weight is {weight:g}; 0 is within epsilon {epsilon:g} of it, so nothing needs to be kept")
-    width, half = pool.width, pool.width // 2
-    model = layered([1, *[width] * (layers - 1), 1])
-    names = linear_names(model)
-    u = first_draws(torch.arange(width), rounds, philox.key(seed, names[0]))
-    prefers_right = torch.arange(width) < half
-    right = prefers_right == (u.of(prefers_right) < rounds)
-    states = {names[0]: State(torch.ones(width, 1, dtype=torch.bool), u.of(right)[:, None])}
-    copies = [right.nonzero().view(-1).tolist(), (~right).nonzero().view(-1).tolist()]
-    sums: list[list[int]] = [[], []]
-    for number, (name, digit) in enumerate(zip(names[1:-1], wanted)):
-        draw = first_draws(torch.arange(width * width).view(width, width), rounds, philox.key(seed, name)).plus
-        mask = torch.zeros(width, width, dtype=torch.bool)
-        for side in (0, 1):
-            new: tuple[list[int], list[int]] = ([], [])
-            for neuron in range(side * half, (side + 1) * half):
-                is_sum = neuron - side * half >= pool.copies
-                kept = _reach(draw[neuron], copies[side], digit if is_sum else base, rounds)
-                if is_sum and number > 0 and kept is not None:
-                    earlier = _reach(draw[neuron], sums[side], 1, rounds)
-                    kept = None if earlier is None else kept + earlier
-                if kept is not None:
-                    mask[neuron, kept] = True
-                    new[is_sum].append(neuron)
-            copies[side], sums[side] = new
-        states[name] = State(mask, torch.where(mask, draw, rounds - 1))
-    last = first_draws(torch.arange(width), rounds, philox.key(seed, names[-1]))
-    mask, draw = torch.zeros(1, width, dtype=torch.bool), torch.full((1, width), rounds - 1)
-    for side in (0, 1):
-        found = last.plus if (weight > 0) == (side == 0) else last.minus
-        kept = _reach(found, copies[side], wanted[-1], rounds)
-        earlier = [] if layers == 2 else _reach(found, sums[side], 1, rounds)
-        if kept is None or earlier is None:
-            return None
-        mask[0, kept + earlier] = True
-        draw[0, kept + earlier] = found[kept + earlier]
-    states[names[-1]] = State(mask, draw)
-    prune_to_states_(model, states, "signed_constant", rounds, seed)
-    return Chain(model, 2 * epsilon / math.prod([_constant(1), *[_constant(width)] * (layers - 1)]))
-
-
-def _reach(draw: Tensor, neurons: list[int], needed: int, rounds: int) -> list[int] | None:
-    """The first ``needed`` of these neurons whose weight has a draw of the sign; None if there are not as many."""
-    found = [neuron for neuron in neurons if draw[neuron] < rounds][:needed]
-    return found if len(found) == needed else None
 
 
 def _constant(fan_in: int) -> float:

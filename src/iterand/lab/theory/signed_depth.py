@@ -52,17 +52,6 @@ def least_base(count: int, layers: int) -> int:
     return least(lambda base: largest(base, layers) >= count, 1)
 
 
-def digits(count: int, base: int, layers: int) -> list[int]:
-    """The digits of a slope, each from 0 to h, of h⁰ first. Every slope up to ``largest`` has some."""
-    if not 0 <= count <= largest(base, layers):
-        raise ValueError(f"a slope has {count} steps; {layers} layers in base {base} reach {largest(base, layers)}")
-    found = []
-    for power in reversed(range(layers - 1)):
-        found.append(min(base, count // base**power))
-        count -= found[-1] * base**power
-    return found[::-1]
-
-
 def digit_width(base: int, layers: int, inputs: int = 1, outputs: int = 1) -> int:
     """Theorem E: the hidden width of a linear map if all signs can be drawn, 2(h·d + d'), and 2h·d at two layers."""
     check_layers(layers)
@@ -84,27 +73,26 @@ def necessary_width(count: int, layers: int) -> int:
     return 2 * count if layers == 2 else least(lambda width: width ** (layers - 1) >= 4 * count, 1)
 
 
-def pool_failure(pool: Pool, base: int, layers: int, rounds: int, wanted: Sequence[int] | None = None) -> float:
-    """The exact probability that a chain of pools fails to have the digits ``wanted``, by default all equal to h.
+def pool_failure(pool: Pool, base: int, layers: int, rounds: int) -> float:
+    """The exact probability that a chain of pools fails to have all its digits equal to h, the hardest weight.
 
-    A neuron of the next layer can copy p if h of the copies that exist reach it with a draw +, and add a digit d if d
+    A neuron of the next layer can copy p if h of the copies that exist reach it with a draw +, and add a digit h if h
     copies and one of the sums do. Given how many copies and sums a layer has, its outgoing signs are fresh, so these
     numbers are a Markov chain; both sides are independent given how many u > 0 the first layer has.
     """
-    wanted = [base] * (layers - 1) if wanted is None else wanted
     check_layers(layers)
     q = miss_probability(rounds)
     first = pool.copies + pool.sums
     total = np.arange(2 * first + 1)
     if layers == 2:
-        side = _misses(total, wanted[0], q)
+        side = _misses(total, base, q)
     else:
         no_sum = np.asarray(q ** np.arange(pool.sums + 1), dtype=np.float64)
-        missed = _misses(np.arange(pool.copies + 1), wanted[-1], q)[:, None]
+        missed = _misses(np.arange(pool.copies + 1), base, q)[:, None]
         failure = missed + (1 - missed) * no_sum
-        for digit in reversed(wanted[1:-1]):
-            failure = _step(failure, np.arange(pool.copies + 1), digit, base, no_sum, q)
-        side = _step(failure, total, wanted[0], base, np.zeros(1), q)[:, 0]
+        for _ in range(layers - 3):
+            failure = _step(failure, np.arange(pool.copies + 1), base, no_sum, q)
+        side = _step(failure, total, base, np.zeros(1), q)[:, 0]
     flipped = stats.binom.pmf(np.arange(first + 1), first, q)
     positive = np.convolve(flipped[::-1], flipped)
     return min(1.0, float(np.sum(positive * (side + side[::-1] - side * side[::-1]))))
@@ -136,13 +124,13 @@ def _misses(there: NDArray[np.int64], needed: int, q: float) -> Floats:
     return np.where(missed < 1e-250, 0.0, missed)  # scipy's binomials overflow at subnormal probabilities
 
 
-def _step(failure: Floats, there: NDArray[np.int64], digit: int, base: int, no_sum: Floats, q: float) -> Floats:
+def _step(failure: Floats, there: NDArray[np.int64], base: int, no_sum: Floats, q: float) -> Floats:
     """The failure before a layer, by copies and sums there, from the ``failure`` after it."""
     copies, sums = (size - 1 for size in failure.shape)
     dead = np.arange(copies + 1)
-    next_copies = stats.binom.pmf(dead, copies, _misses(there, base, q)[:, None])[:, ::-1]
-    digit_missed = _misses(there, digit, q)[:, None]
-    missed = digit_missed + (1 - digit_missed) * no_sum
+    too_few = _misses(there, base, q)[:, None]
+    next_copies = stats.binom.pmf(dead, copies, too_few)[:, ::-1]
+    missed = too_few + (1 - too_few) * no_sum
     next_sums = stats.binom.pmf(np.arange(sums + 1), sums, missed[:, :, None])[:, :, ::-1]
     return np.asarray(np.einsum("ac,ayz,cz->ay", next_copies, next_sums, failure), dtype=np.float64)
 

@@ -122,11 +122,6 @@ def pool_failures(
     return estimate(failed, trials)
 
 
-def pool_draws(pool: Pool, layers: int, rounds: int, *, trials: int) -> float:
-    """How many draws ``pool_failures`` makes on average."""
-    return sign_draws(sum(_signs_by_layer(pool, layers)) * trials, rounds)
-
-
 def _chains(
     pool: Pool, base: int, layers: int, rounds: int, seed: int, start: int, trials: int, progress: Progress
 ) -> Tensor:
