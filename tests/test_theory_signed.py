@@ -338,7 +338,11 @@ class TestConstruct:
         (lambda: signed_tables.failure_rows(0.1, [1], weight=0.05), "0 is within epsilon 0.1 of it"),
         (
             lambda: signed_construct.construct(target_network(90, 9), 1e-3, 0.05),
-            "all signs drawn ask for .* raise epsilon",
+            "even with all signs drawn, the construction has .* are built; raise epsilon$",
+        ),
+        (
+            lambda: signed_construct.construct(target_network(90, 9), 0.012, 0.05, 1),
+            "1 rounds ask for .* are built; raise epsilon, or take more rounds$",
         ),
         (lambda: signed_construct.construct(target_network(2, 2), 0.01, 0.05, 0), "rounds has 0"),
     ],

@@ -92,7 +92,7 @@ def _command(function: Callable[..., Any], path: str, level: str) -> Iterator[st
             continue
         value = "required" if parameter.default is parameter.empty else _default(default, info)
         rows.append(f"| {told} | {_cell(info.help or '')} | {value} |")
-    yield f"{level} {path}\n\n{_cell(inspect.getdoc(function) or '')}\n\n```text\n{usage} [OPTIONS]\n```\n"
+    yield f"{level} {path}\n\n{_paragraphs(inspect.getdoc(function) or '')}\n\n```text\n{usage} [OPTIONS]\n```\n"
     yield "\n".join(["| argument or option | meaning | default |", "|---|---|---|", *rows]) + "\n"
 
 
@@ -191,6 +191,12 @@ def _meanings(section: type) -> dict[str, str]:
         ):
             found[field.target.id] = _cell(inspect.cleandoc(following.value.value))
     return found
+
+
+def _paragraphs(text: str) -> str:
+    """The paragraphs of a docstring, in lines of the page's width."""
+    lines = (textwrap.fill(_cell(part), 120, break_on_hyphens=False) for part in text.split("\n\n"))
+    return "\n\n".join(lines)
 
 
 def _cell(text: str) -> str:

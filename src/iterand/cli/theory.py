@@ -68,7 +68,11 @@ def width(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """The hidden width that is enough. By the paper's bound, by the corrected one, and for widths 1,1 simulated."""
+    """The hidden width that is enough.
+
+    With uniform weights: by the paper's bound and by the repaired one. With signed_constant: by its bound, and for
+    widths 1,1 also exact and over the number of layers. For widths 1,1 both are simulated, too.
+    """
     with _loading():
         from iterand.lab.theory import bounds, exact, tables
 
@@ -127,7 +131,12 @@ def simulate(
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:
-    """How often the proof fails at width 2. By its bound, exact, simulated, and with the best possible masks."""
+    """How often a random network has no subnetwork for f(x) = w·x.
+
+    With uniform weights: how often the proof fails at width 2, by its bound, exact and simulated, and how often the
+    best draws and masks fail. With signed_constant: how often the best draws and masks fail at the least width and at
+    twice that, exact and simulated.
+    """
     with _loading():
         from iterand.lab.theory import tables
 

@@ -134,21 +134,20 @@ def _plan(target: nn.Sequential, epsilon: float, delta: float, rounds: int | Non
         counts.append([[signed.units(w, step) for w in column] for column in weight.double().T.tolist()])
         if not any(map(any, counts[-1])):
             raise ValueError(f"a layer of the target is within epsilon {epsilon:g} of 0, so nothing would be kept")
-    _check_size([[max(column) for column in layer] for layer in counts], widths, "even all signs drawn")
+    least = [[max(column) for column in layer] for layer in counts]
+    _check_size(least, widths, "even with all signs drawn, the construction has", "raise epsilon")
     copies = [
         [signed.column_copies(column, delta / (len(steps) * len(layer)), rounds) for column in layer]
         for layer in counts
     ]
-    _check_size(copies, widths, f"{rounds} rounds")
+    _check_size(copies, widths, f"{rounds} rounds ask for", "raise epsilon, or take more rounds")
     return _Plan(rounds, steps, copies)
 
 
-def _check_size(copies: Sequence[Sequence[int]], widths: Sequence[int], what: str) -> None:
+def _check_size(copies: Sequence[Sequence[int]], widths: Sequence[int], what: str, way_out: str) -> None:
     size = sum(2 * sum(layer) * (inputs + outputs) for layer, (inputs, outputs) in zip(copies, bounds.layers(widths)))
     if size > LARGEST:
-        raise ValueError(
-            f"{what} ask for {size} random weights, and at most {LARGEST} are built; raise epsilon, or take more rounds"
-        )
+        raise ValueError(f"{what} {size} random weights, and at most {LARGEST} are built; {way_out}")
 
 
 class SignedExperiment(Experiment):
