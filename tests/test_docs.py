@@ -7,6 +7,7 @@ import sys
 import unicodedata
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -101,6 +102,28 @@ def run(page, needs=(), **given):
     return names
 
 
+def exports(page):
+    """The ``iterand export`` commands of a page, as arguments."""
+    found = re.findall(r"^iterand (export [^#\n]*)", text(DOCS / page), flags=re.MULTILINE)
+    assert found
+    return [line.split() for line in found]
+
+
+@pytest.fixture
+def train(cli):
+    """Write the ticket of a short ``iterand train digits``."""
+
+    def write(ticket):
+        pytest.importorskip("sklearn", reason="the lab is not installed")
+        settings = ("epochs=1", "width_factor=0.5", "weight_distribution=signed_constant")
+        options = [part for setting in settings for part in ("--set", setting)]
+        code, _, err = cli("train", "digits", "--out", ticket.parent, *options)
+        assert (code, err) == (0, "")
+        assert ticket.exists()
+
+    return write
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """An empty folder to run pages in, and torch's generator as it was afterwards."""
@@ -135,13 +158,18 @@ class TestCodeRunsAsPrinted:
             iterand.load_ticket("rows.ticket", names["RowReader"]()).head.weight, names["model"].head.weight
         )
 
-    def test_deploying(self, folder, capsys):
+    def test_deploying(self, folder, cli, capsys):
         names = run("tutorial/deploying.md", ["sklearn", "onnx", "onnxscript", "onnxruntime"])
         right = float(re.search(r"(.+) % of the test images", capsys.readouterr().out)[1])
         assert right > 75
         assert names["export"].bytes == (folder / "digits.onnx").stat().st_size
         dense, small = (folder / "digits.safetensors").stat().st_size, (folder / "digits.onnx").stat().st_size
         assert small < dense / 6
+        assert {"network.c", "network.h"} <= {path.name for path in (folder / "digits-c").iterdir()}
+        for command in exports("tutorial/deploying.md"):
+            (folder / command[-1]).unlink()
+            assert cli(*command)[::2] == (0, "")
+            assert (folder / command[-1]).stat().st_size == dense
 
     def test_fine_tune_by_mask(self, folder, capsys):
         names = run("guides/pretrained.md", ["sklearn"])
@@ -171,13 +199,19 @@ class TestCodeRunsAsPrinted:
             for layer in iterand.masked_layers(names["model"]).values()
         )
 
-    def test_fast_inference(self):
+    def test_fast_inference(self, folder, cli, train):
         names = run("guides/inference.md", [])
         assert names["outputs"].shape == (5, 10)
         expected = iterand.load_ticket("mine.ticket", names["build"]()).eval()(torch.zeros(5, 3, 8, 8))
         torch.testing.assert_close(torch.from_numpy(names["outputs"]), expected.detach())
         exact = names["network"](names["sample"])
         assert abs(names["close"] - exact).max() < 0.05 * abs(exact).max()
+        train(folder / "model.ticket")
+        np.save("inputs.npy", np.random.default_rng(0).normal(size=(64, 1, 8, 8)).astype(np.float32))
+        for command in exports("guides/inference.md"):
+            assert cli(*command)[::2] == (0, ""), command
+        for written in ("mine", "mine-int8", "mine-coded", "model", "model-int8", "model-coded"):
+            assert (folder / written / "network.c").exists()
 
     def test_recommended_settings(self):
         """The two lines, and all settings written out."""
@@ -232,10 +266,16 @@ class TestCodeRunsAsPrinted:
         ]  # fmt: skip
         assert names["plain"].hidden.weight.shape == (48, 64)
 
-    def test_tickets_and_export(self, folder):
+    def test_tickets_and_export(self, folder, cli, train):
         names = run("guides/export.md")
         assert names["layer"].header.kept == 6554
         assert (folder / "mine.ticket").stat().st_size < 64 * 256 * 4 / 8
+        train(folder / "runs" / "digits" / "model.ticket")
+        for command in exports("guides/export.md"):
+            if "onnx" not in command or importlib.util.find_spec("onnxruntime"):
+                found = [argument.replace("runs/...", "runs/digits") for argument in command]
+                assert cli(*found)[::2] == (0, ""), command
+                assert (folder / command[-1]).exists()
 
     def test_data_sets(self, folder, cli, monkeypatch):
         """With its recipe and network, trained before the blocks are run."""

@@ -134,14 +134,15 @@ def export(
     safetensors: a state dict of dense tensors. onnx: a model with integer weights, checked with onnxruntime. c: a
     folder with a C program that skips pruned weights, checked if there is a C compiler.
     """
-    from iterand.ticket import load_ticket, read_ticket
+    from iterand.ticket import read_ticket
 
     target = output or file.with_suffix(f".{to}")
     if to is Format.safetensors:
         _write_state_dict(file, target)
         _report(file, target, json, "its tensors are dense: as many bytes as any state dict")
         return
-    ticket, network = read_ticket(file), load_ticket(file)
+    ticket = read_ticket(file)
+    network = _network(file, ticket, to)
     if to is not Format.c and (sample or activations is not Activations.float32):
         raise ValueError(f"--activations and --sample are for --format c, not for {to}")
     if sample and activations is not Activations.int8:
@@ -325,6 +326,30 @@ def _sample(path: Path) -> "Tensor":
             f"{path} has {kind}; a sample is one batch of floating-point inputs, prepared as in training"
         )
     return torch.from_numpy(np.ascontiguousarray(found, np.float32))
+
+
+def _network(file: Path, ticket: "Ticket", to: Format) -> "nn.Module":
+    """The network of a ticket, which the command builds from the recipe inside."""
+    from iterand.checks import shown
+    from iterand.lab.networks.external import names_code
+    from iterand.ticket import load_ticket
+
+    options = (ticket.recipe or {}).get("network")
+    name = options.get("name") if isinstance(options, dict) else None
+    reason = None
+    if ticket.base is not None:
+        reason = f"it is a mask on the weights of {shown(ticket.base)}, which it does not hold"
+    elif not isinstance(name, str):
+        reason = "it has no recipe of a network inside"
+    elif names_code(name):
+        reason = f"its network is made by code, {shown(name)}, and a file never runs code"
+    if reason is not None:
+        exporter = "iterand.inference.c.export.export_c" if to is Format.c else "iterand.inference.onnx.export_onnx"
+        raise TicketError(
+            f"ticket {str(file)!r}: {reason}; in Python, load it into your model with load_ticket, and give the model "
+            f"to {exporter}"
+        )
+    return load_ticket(file)
 
 
 def _example(ticket: "Ticket", shape: str | None, data_dir: Path | None, count: int) -> tuple["Tensor", ...]:
