@@ -28,16 +28,16 @@ import iterand
 from iterand.lab.benchmarks.ticket import searched
 from iterand.lab.networks import build_network
 from iterand.lab.training.environment import compute_settings
-from iterand.ticket.codec import entropy
+from iterand.summarizing import entropy
 from iterand.ticket.inspect import cost
 
 SHAPES = {"conv6": 0.5, "resnet18_cifar": 0.6, "resnet50_imagenet": 0.7}
 WIDTHS = {"conv6": (0.25, 0.5), "resnet18_cifar": (0.25, 0.5)}  # besides 1
 SPARSITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-# Stage → the functions it is made of: (file, name).
+# Stage → the functions it is made of: (file, name). None of them calls another.
 WRITING = {
-    "masks from scores": [("parametrization.py", "calculate_masks")],
-    "levels or draws, checked": [("encoding.py", "_tell"), ("draws.py", "kept_indices"), ("encoding.py", "_at")],
+    "masks from scores, kept weights": [("encode.py", "_mask_layers")],
+    "levels or draws, checked": [("encode.py", "_stored_symbols")],
     "entropy coding": [("codec.py", "encode")],
     "digest of the weights": [("draws.py", "update")],
     "header, checksum": [("format.py", "pack"), ("header.py", "to_json"), ("header.py", "from_json")],
@@ -45,7 +45,7 @@ WRITING = {
 }
 LOADING = {
     "read, checksum, header": [("read.py", "read_ticket")],
-    "network laid out": [("load.py", "_built")],
+    "network laid out": [("load.py", "_build_network")],
     "entropy decoding": [("codec.py", "decode")],
     "digest of the weights": [("draws.py", "update")],
 }
@@ -151,6 +151,9 @@ def _stages(action: Callable[[], None], stages: dict[str, list[tuple[str, str]]]
     profile.runcall(action)
     stats = pstats.Stats(profile).stats  # type: ignore[attr-defined]
     total = max(entry[3] for entry in stats.values())
+    called = {(Path(file).name, function) for file, _, function in stats}
+    if missing := {part for parts in stages.values() for part in parts} - called:
+        raise SystemExit(f"not called, so they are no part of a stage: {missing}")
     shares = {
         stage: round(100 * sum(entry[3] for (file, _, function), entry in stats.items()
                                if (Path(file).name, function) in parts) / total, 1)
