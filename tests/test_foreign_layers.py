@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import iterand
 from iterand import distributions
-from test_targets import snapshot
+from test_planning import snapshot
 
 ROWS = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(3, 6, 4, 4, generator=torch.Generator().manual_seed(1))
