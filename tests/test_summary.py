@@ -45,6 +45,7 @@ def test_the_mask_costs_its_entropy():
 def test_it_reads_as_a_table_and_as_json():
     summary = iterand.summary(pruned())
     lines = str(summary).splitlines()
+    assert lines[0].split("  ")[-1] == "bits per weight"
     assert "0.weight" in lines[1]
     assert "25 / 100" in lines[1]
     assert "25.0 %" in lines[1]

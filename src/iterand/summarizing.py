@@ -86,7 +86,7 @@ class Summary:
 
     def __str__(self) -> str:
         whole = LayerSummary("all", (), self.total, self.kept, sum(one.redrawn for one in self.layers), self.bits)
-        rows = [("layer", "shape", "kept / total", "kept", "redrawn", "bits a weight")]
+        rows = [("layer", "shape", "kept / total", "kept", "redrawn", "bits per weight")]
         for layer in (*self.layers, whole):
             rows.append(
                 (
