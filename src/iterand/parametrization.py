@@ -92,7 +92,7 @@ class MaskedParametrization(nn.Module):
         """θ ⊙ m as computed elsewhere, during a training step of `iterand.engine`."""
         self.padding = padding
         self.running_passes = 0
-        """How many forward passes of the pruned model are running."""
+        """Of a Bernoulli mask: how many forward passes of the pruned model are running."""
         self.history: list[tuple[int, int]] = []
         """Randomization so far, run-length coded: (coin threshold of a round, how many rounds in a row had it)."""
         self.iterations: Counts = {}

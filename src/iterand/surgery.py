@@ -217,8 +217,9 @@ def cache_cuts_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]])
             sampled = [mask for ranking in current for mask in ranking.members if mask.settings.mask == "bernoulli"]
             for mask in sampled:
                 mask.count_pass_()
-                mask.running_passes += 1
             previous = [ranking.begin() for ranking in current]
+            for mask in sampled:
+                mask.running_passes += 1
             try:
                 return method(self, *args, **kwargs)
             finally:
