@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import iterand
@@ -139,10 +140,10 @@ def test_binarized_weights_have_the_mean_magnitude_of_the_kept_ones():
     assert len(model[2].weight.detach().abs().unique()) == 2
 
 
-@torch.no_grad()
 def last_sample(model, number):
-    """The masked weights of the last forward pass; outside of one, a read that is differentiated samples anew."""
-    return model[number].weight.clone()
+    """The masked weights of the last forward pass. To read or to print them samples nothing."""
+    repr(model)
+    return model[number].weight.detach().clone()
 
 
 def test_a_bernoulli_mask_is_sampled_with_the_sigmoid_of_its_score():
@@ -177,16 +178,40 @@ def test_a_bernoulli_mask_is_sampled_once_a_pass_and_is_the_cut_in_eval_mode():
     assert torch.equal(model[4].weight, torch.where(layer.mask, layer.weight, 0.0))
 
 
-def test_layers_that_are_called_by_themselves_sample_anew():
-    model = pruned(0.5, mask="bernoulli")
-    samples = []
-    for _ in range(3):
-        activations = batch()[0]
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_layers_that_are_called_by_themselves_sample_anew(reentrant):
+    model, samples = pruned(0.5, mask="bernoulli"), []
+
+    def layers(activations):
         for module in model:
             activations = module(activations)
+        return activations
+
+    for step in range(3):
+        images = batch()[0].requires_grad_()
+        outputs = layers(images) if reentrant is None else checkpoint(layers, images, use_reentrant=reentrant)
+        outputs.sum().backward()
         samples.append(last_sample(model, 4))
+        assert iterand.masked_layers(model)["4.weight"].parametrization.passes == step + 1
     assert not torch.equal(samples[0], samples[1])
     assert not torch.equal(samples[1], samples[2])
+
+
+def test_a_layer_that_is_the_whole_model_or_attention_samples_once_a_pass():
+    attention = iterand.prune_(nn.MultiheadAttention(8, 2), 0.5, mask="bernoulli")
+    linear = iterand.prune_(nn.Linear(8, 8), 0.5, mask="bernoulli")
+    block = iterand.prune_(nn.Sequential(nn.MultiheadAttention(8, 2)), 0.5, mask="bernoulli")
+    rows = torch.randn(3, 8)
+    for number in range(1, 4):
+        attention(rows, rows, rows)
+        linear(rows)
+        block[0](rows, rows, rows)
+        for model in (attention, linear, block):
+            for layer in iterand.masked_layers(model).values():
+                assert layer.parametrization.passes == number
+                assert layer.parametrization.running_passes == 0
+    iterand.fold_(attention)
+    assert type(attention) is nn.MultiheadAttention
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -218,6 +243,19 @@ def test_dense_layers_keep_all_weights(kind):
     model(batch()[0])
     assert (last_sample(model, 7) != 0).all()
     assert iterand.masked_layers(model)["7.weight"].mask.all()
+
+
+def test_coats_of_many_small_tensors_have_their_sizes_together():
+    layers = [nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)) for _ in range(20)]
+    model = iterand.prune_(
+        nn.Sequential(*layers), 0.9, mask="multicoat", coats=8, ranking="global", norms="shifted", weights="uniform"
+    )
+    states = [layer.parametrization for layer in iterand.masked_layers(model).values()]
+    multipliers = torch.cat([found.flatten() for found in calculate_multipliers(states)])
+    kept = int(sum(state.kept for state in states))
+    assert [int((multipliers >= coat).sum()) for coat in range(1, 9)] == [
+        kept * share // 8 for share in range(8, 0, -1)
+    ]
 
 
 def test_coats_are_nested_where_a_floor_changes_the_first():
@@ -546,14 +584,44 @@ def test_only_a_search_with_binary_masks_resumes_from_a_ticket(tmp_path):
         for options in others:
             with pytest.raises(iterand.TicketError, match="resume from a checkpoint, which has them"):
                 iterand.read_ticket(tmp_path / "a.ticket").resume_(pruned(0.6, **options))
-    model = with_rounds("share", redraw_from="kept")
+
+
+@pytest.mark.parametrize("distribution", ["kaiming_uniform", "signed_constant"])
+@pytest.mark.parametrize("redraw_from", ["fresh", "kept"])
+def test_shared_weights_stay_shared_when_a_ticket_is_resumed(distribution, redraw_from, tmp_path):
+    model = with_rounds("share", distribution, redraw_from)
     iterand.save_ticket(model, tmp_path / "a.ticket")
-    other = pruned(0.6, weights="kaiming_uniform", **KINDS["share"])
+    other = pruned(0.6, weights=distribution, **KINDS["share"])
     iterand.read_ticket(tmp_path / "a.ticket").resume_(other)
-    for name, layer in iterand.masked_layers(other).items():
+    layers = iterand.masked_layers(other)
+    for name, layer in layers.items():
         before = iterand.masked_layers(model)[name]
         assert torch.equal(layer.mask, before.mask)
         assert torch.equal(layer.weight[layer.mask], before.weight[layer.mask])
+    iterand.randomize_(other, 0.5, redraw_from=redraw_from)
+    assert torch.equal(layers["2.weight"].draw, layers["4.weight"].draw)
+    assert torch.equal(layers["2.weight"].weight, layers["4.weight"].weight)
+
+
+def test_an_average_of_recycled_weights_can_be_saved(tmp_path):
+    model = pruned(0.5)
+    average = AveragedModel(model)
+    for step in range(4):
+        trained(model, 1, start=step)
+        iterand.randomize_(model, 1.0, redraw_from="kept")
+        average.update_parameters(model)
+    iterand.save_ticket(average.module, tmp_path / "a.ticket")
+    for layer in iterand.masked_layers(average.module).values():
+        assert torch.equal(layer.parametrization.weight(), layer.weight)
+
+
+@pytest.mark.parametrize("other", ["bernoulli", "gem_miner"])
+def test_a_state_of_a_mask_with_another_state_is_refused(other):
+    for one, two in (("binary", other), (other, "binary")):
+        with pytest.raises(
+            ValueError, match=f"the state one that is {one}, with another state; prune_ with mask='{one}'"
+        ):
+            pruned(mask=two).load_state_dict(pruned(mask=one).state_dict())
 
 
 @pytest.mark.parametrize("activations", ["float32", "int8"])
@@ -617,12 +685,19 @@ def test_embeddings_keep_their_padding_row_at_zero():
         ({"mask": "bernoulli", "rank_by": "magnitude"}, "rank_by is 'magnitude', but a Bernoulli mask keeps likely"),
         ({"binarize": "no"}, "binarize is 'no'; it must be True or False"),
         ({"share": "9"}, "share has '9', which names 0 of the masked tensors; name two or more"),
+        ({"weights": []}, "unknown distribution"),
         ({"share": "[02]"}, "have shapes .*, so they cannot share their weights"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         pruned(**options)
+
+
+def test_embeddings_with_other_padding_rows_cannot_share():
+    model = nn.ModuleList([nn.Embedding(9, 4, padding_idx=0), nn.Embedding(9, 4)])
+    with pytest.raises(ValueError, match="have other padding rows, so they cannot share"):
+        iterand.prune_(model, 0.5, share="*")
 
 
 def test_two_patterns_may_share_the_same_tensors():

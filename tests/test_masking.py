@@ -341,3 +341,14 @@ def test_inside_data_parallel_a_model_is_the_same():
 def test_what_is_no_model_is_refused():
     with pytest.raises(ValueError, match=r"model is 5; it must be a torch.nn.Module"):
         iterand.prune_(5, sparsity=0.5)
+
+    for ask in (iterand.scores, iterand.masked_layers, iterand.summary, iterand.randomize_):
+        with pytest.raises(ValueError, match=r"model is None; it must be a torch.nn.Module"):
+            ask(None)
+
+
+def test_an_override_may_name_a_layer_of_a_mapping():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    layers = iterand.masked_layers(iterand.prune_(model, {"*": 0.5, "0": 0.3}, overrides={"0": "dense"}))
+    assert layers["0.weight"].mask.all()
+    assert int(layers["1.weight"].mask.sum()) == 32

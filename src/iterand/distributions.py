@@ -112,7 +112,7 @@ def register_distribution(distribution: Distribution) -> None:
 
 def get_distribution(name: str) -> Distribution:
     """The distribution with this name."""
-    if name not in _REGISTRY:
+    if not isinstance(name, str) or name not in _REGISTRY:
         raise ValueError(unknown("distribution", name, distribution_names()))
     return _REGISTRY[name]
 

@@ -8,7 +8,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Self, cast
 
@@ -92,7 +92,7 @@ class MaskedParametrization(nn.Module):
         """θ ⊙ m as computed elsewhere, during a training step of `iterand.engine`."""
         self.padding = padding
         self.running_passes = 0
-        """Of a Bernoulli mask: how many forward passes of the pruned model are running."""
+        """Of a Bernoulli mask: how many forward passes are running, one inside the other."""
         self.history: list[tuple[int, int]] = []
         """Randomization so far, run-length coded: (coin threshold of a round, how many rounds in a row had it)."""
         self.iterations: Counts = {}
@@ -132,8 +132,6 @@ class MaskedParametrization(nn.Module):
 
     def _multiplied(self, weight: Tensor) -> Tensor:
         """The masked weights of the other kinds; see `iterand.mask_kinds`."""
-        if self.running_passes == 0 and torch.is_grad_enabled():
-            self.count_pass_()  # the layer is called by itself
         factors = self.factors(weight, partial(self.ranking.cut, self))
         score = self.ranked() if self.differentiates_magnitude else self.score
         return reference.match_layout(mask_kinds.multiply(factors, score, weight.dtype), weight)
@@ -169,6 +167,16 @@ class MaskedParametrization(nn.Module):
         """α · sign(θ), in float32; the padding row of an embedding stays zero and does not count."""
         kept = self.clear_padding_(multipliers != 0)
         return self.clear_padding_(mask_kinds.binarize(weight, kept, self.unit))
+
+    def begin_pass(self) -> None:
+        """A forward pass of the model begins, or of the layer alone."""
+        if self.running_passes == 0:
+            self.count_pass_()
+        self.running_passes += 1
+
+    def end_pass(self) -> None:
+        """The pass that began last ends."""
+        self.running_passes -= 1
 
     def count_pass_(self) -> None:
         """Note that a forward pass begins: a Bernoulli mask is sampled anew, unless the pass repeats an earlier one."""
@@ -278,6 +286,7 @@ class MaskedParametrization(nn.Module):
         draw = source.draw.to(self.draw.device)
         if torch.equal(draw.to(self.draw.dtype), self.draw):
             self.draw, self.history = draw.clone(), list(source.history)
+            self.settings = replace(self.settings, redraw_from=source.settings.redraw_from)
 
     def _save_to_state_dict(self, *args: Any, **options: Any) -> None:
         self.follow_source_()
@@ -331,6 +340,11 @@ class MaskedParametrization(nn.Module):
             raise ValueError(
                 f"{self.settings.name!r} is ranked per {self.settings.ranking}, the state per {settings.ranking}; "
                 f"prune_ with ranking={settings.ranking!r}"
+            )
+        if settings.mask != self.settings.mask and {settings.mask, self.settings.mask} & {"bernoulli", "gem_miner"}:
+            raise ValueError(
+                f"{self.settings.name!r} has a mask that is {self.settings.mask}, the state one that is "
+                f"{settings.mask}, with another state; prune_ with mask={settings.mask!r}"
             )
         ours, theirs = asdict(self.settings), asdict(settings)
         others = [field for field in theirs if theirs[field] != ours[field] and field not in ("name", "redraw_from")]

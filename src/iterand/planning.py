@@ -156,7 +156,7 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float], option
     alone = own_sparsities(chosen, options.overrides, "overrides")
     free = [name for name in chosen if name not in alone]
     if isinstance(sparsity, Mapping):
-        alone |= mapped_sparsities({name: chosen[name] for name in free}, sparsity)
+        alone |= mapped_sparsities({name: chosen[name] for name in free}, sparsity, chosen)
     elif options.ranking == "layer":
         shapes = {name: chosen[name][0].parameter.shape for name in free}
         alone |= allocate(shapes, sparsity, options.allocation)
@@ -241,6 +241,10 @@ def _shared(chosen: Mapping[str, list[Owner]], patterns: Sequence[str]) -> dict[
             if other.parameter.shape != first.parameter.shape or _fan_in(other) != _fan_in(first):
                 shapes = f"{list(first.parameter.shape)} and {list(other.parameter.shape)}"
                 raise ValueError(f"{names[0]!r} and {name!r} have shapes {shapes}, so they cannot share their weights")
+            if _padding(chosen[name]) != _padding(chosen[names[0]]):
+                raise ValueError(
+                    f"{names[0]!r} and {name!r} have other padding rows, so they cannot share their weights"
+                )
             if shared.get(name, names[0]) != names[0]:
                 raise ValueError(f"two patterns of share name {name!r}; name it once")
             shared[name] = names[0]

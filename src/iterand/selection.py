@@ -120,6 +120,10 @@ class Ranking(ABC, Generic[Member]):
     def rivals(self, mask: Member) -> Sequence[Member]:
         """All members whose scores a member's cut depends on."""
 
+    def kept_by_coats(self, masks: Sequence[Member]) -> Tensor:
+        """How many weights each coat (row) keeps of each tensor (column); coat j of k keeps (k − j)/k of the first."""
+        return _shares_of_coats(torch.stack([mask.kept for mask in masks]), masks[0].coats)
+
     def cut(self, mask: Member, coat: int = 0) -> Cut:
         """The cut of one member: that of the current pass, unless the pass itself has changed a score."""
         current, index = self._current(mask)
@@ -173,7 +177,7 @@ class Ranking(ABC, Generic[Member]):
         """
         scores, kept = [mask.score.detach() for mask in rivals], [mask.kept for mask in rivals]
         if coat:
-            kept = list(kept_by_coats(rivals)[coat].unbind())
+            kept = list(self.kept_by_coats(rivals)[coat].unbind())
         rank_by = rivals[0].rank_by
         if scores[0].device.type != "cpu" or not all(map(reference.holds_numbers, scores)):
             return backend.find_cuts(scores, kept, [mask.name for mask in rivals], rank_by=rank_by, **options)
@@ -221,16 +225,19 @@ class GlobalRanking(Ranking[Member]):
         """The cuts of these members, which must be all."""
         return _prepare_cuts(masks, kept, together=True, floors=_floors(masks, coat))
 
+    def kept_by_coats(self, masks: Sequence[Member]) -> Tensor:
+        """As many as each coat keeps of all tensors together, spread over them."""
+        totals = _shares_of_coats(torch.stack([mask.kept for mask in masks]).cumsum(0), masks[0].coats)
+        return totals.diff(dim=1, prepend=torch.zeros_like(totals[:, :1]))
+
     def rivals(self, mask: Member) -> Sequence[Member]:
         """All members."""
         return self.members
 
 
-def kept_by_coats(masks: Sequence[Ranked]) -> Tensor:
-    """How many weights each coat (row) keeps of each tensor (column); coat j of k keeps (k − j)/k of the first."""
-    coats = masks[0].coats
-    shares = torch.arange(coats, 0, -1, device=masks[0].kept.device)
-    return torch.stack([mask.kept for mask in masks]) * shares[:, None] // coats
+def _shares_of_coats(kept: Tensor, coats: int) -> Tensor:
+    """What each coat (row) keeps of the counts that the first keeps, rounded down."""
+    return kept * torch.arange(coats, 0, -1, device=kept.device)[:, None] // coats
 
 
 def _floors(masks: Sequence[Ranked], coat: int) -> list[int]:

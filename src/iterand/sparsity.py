@@ -222,14 +222,16 @@ def own_sparsities(
     return own
 
 
-def mapped_sparsities(chosen: Mapping[str, list[Owner]], sparsity: Mapping[str, float]) -> dict[str, float]:
-    """The sparsity of every layer from an explicit map."""
+def mapped_sparsities(
+    chosen: Mapping[str, list[Owner]], sparsity: Mapping[str, float], everything: Mapping[str, list[Owner]]
+) -> dict[str, float]:
+    """The sparsity of every layer from an explicit map, whose patterns name some of ``everything``."""
     own = own_sparsities(chosen, sparsity, "sparsity")
     for name in chosen:
         if name not in own:
             raise ValueError(f"the sparsity map says nothing of {name!r}; add it, or '*' for the rest, or exclude it")
     for pattern in sparsity:
-        maskable.matching(pattern, [owner for group in chosen.values() for owner in group], "sparsity")
+        maskable.matching(pattern, [owner for group in everything.values() for owner in group], "sparsity")
     return own
 
 

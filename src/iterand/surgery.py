@@ -22,6 +22,7 @@ from iterand.selection import Ranking
 
 _RANKINGS = "_iterand_rankings"  # attribute of a masked model
 _CUTS = "_iterand_cuts"  # attribute of the class that ``cache_cuts_`` makes
+_SAMPLES = "_iterand_samples"  # attribute of the call of a layer with Bernoulli masks
 _PASSES = ("forward", "training_step", "validation_step", "test_step", "predict_step")  # the last four: Lightning's
 _TIED = "_tied_weights_keys"  # attribute of a module, as Hugging Face has it: patterns for the names of tied tensors
 _ORDER = "_iterand_order"  # attribute of a module: the original order of its parameters
@@ -67,6 +68,8 @@ def _adapt_class(module: nn.Module) -> None:
     """Refuse what would go wrong with a masked module; make a recurrent layer read its weights at each pass."""
     generated = cast(Any, type(module))  # the subclass that parametrize made for this module
     generated.__getstate__ = _refuse_pickling
+    if _sampled(module) and not hasattr(generated.__call__, _SAMPLES):
+        generated.__call__ = _with_samples(generated.__call__)
     if isinstance(module, nn.Embedding):  # Hugging Face's resize_token_embeddings sets it, with a matrix that is lost
         generated.num_embeddings = property(lambda self: self.__dict__["num_embeddings"], _refuse_resizing)
     if isinstance(module, nn.RNNBase):
@@ -80,6 +83,30 @@ def _adapt_class(module: nn.Module) -> None:
         module.__dict__.pop("_flat_weights", None)
         generated._flat_weights = live
         generated._init_flat_weights = generated._update_flat_weights = lambda self: None
+
+
+def _with_samples(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The call of a layer that has Bernoulli masks: by itself it is a pass, in which they are sampled anew."""
+
+    @functools.wraps(call)
+    def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        sampled = [mask for module in self.modules() for mask in _sampled(module)]
+        for mask in sampled:
+            mask.begin_pass()
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            for mask in sampled:
+                mask.end_pass()
+
+    setattr(run, _SAMPLES, True)
+    return run
+
+
+def _sampled(module: nn.Module) -> list[MaskedParametrization]:
+    """The Bernoulli masks of a module."""
+    masks = [one[0] for one in parametrized(module).values()]
+    return [one for one in masks if isinstance(one, MaskedParametrization) and one.settings.mask == "bernoulli"]
 
 
 def _refuse_pickling(module: nn.Module) -> Any:
@@ -127,6 +154,8 @@ class MaskedLayer:
 
 def masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
     """The masked tensors of a model by qualified name; a tied tensor once."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model is {model!r}; it must be a torch.nn.Module")
     found: dict[MaskedParametrization, MaskedLayer] = {}
     for path, module in unwrap(model).named_modules():
         if "parametrizations" not in module._modules:
@@ -215,16 +244,14 @@ def cache_cuts_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]])
         def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
             current = cast("list[Ranking[MaskedParametrization]]", getattr(self, _RANKINGS))
             sampled = [mask for ranking in current for mask in ranking.members if mask.settings.mask == "bernoulli"]
-            for mask in sampled:
-                mask.count_pass_()
             previous = [ranking.begin() for ranking in current]
             for mask in sampled:
-                mask.running_passes += 1
+                mask.begin_pass()
             try:
                 return method(self, *args, **kwargs)
             finally:
                 for mask in sampled:
-                    mask.running_passes -= 1
+                    mask.end_pass()
                 for ranking, before in zip(current, previous):
                     ranking.end(before)
 

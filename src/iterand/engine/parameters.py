@@ -17,7 +17,7 @@ from iterand import backend
 from iterand.backend import Cut
 from iterand.mask_kinds import Factors
 from iterand.parametrization import MaskedParametrization
-from iterand.selection import Ranking, kept_by_coats
+from iterand.selection import Ranking
 from iterand.surgery import MaskedLayer, masked_layers
 
 _PARAMETRIZATIONS = ".parametrizations."
@@ -128,7 +128,7 @@ class _Group(ABC):
         ]
         self._score_gradients: list[Tensor] = []
         ranking = self.masks[0].ranking
-        self._counts = kept_by_coats(self.masks)
+        self._counts = ranking.kept_by_coats(self.masks)
         further = [
             ranking.prepare_cuts(self.masks, coat, kept.unbind()) for coat, kept in enumerate(self._counts) if coat
         ]
@@ -138,7 +138,7 @@ class _Group(ABC):
     def find_cuts(self) -> None:
         """Find the cuts of the current scores."""
         if len(self.cuts_by_coat) > 1:
-            self._counts.copy_(kept_by_coats(self.masks))
+            self._counts.copy_(self.masks[0].ranking.kept_by_coats(self.masks))
         for cuts in self.cuts_by_coat:
             cuts.run()
 

@@ -137,16 +137,14 @@ def resume_(model: nn.Module, layers: Mapping[str, TicketLayer], state: Mapping[
     _check_settings(masked, layers)
     masks = {name: layers[name].mask for name in masked}
     _check_counts(masked, layers, masks)
-    draws = {name: _find_draws(layers[name], mask) for name, mask in masks.items()}  # may raise, before any change
+    draws = _all_draws(masked, layers, masks)  # may raise, before any change
     for name, layer in masked.items():
-        mask, parametrization = masks[name], layer.parametrization
+        parametrization = layer.parametrization
         parametrization.history = list(layers[name].header.history.runs)
         source = layers[name].header.settings.redraw_from
         parametrization.settings = replace(parametrization.settings, redraw_from=source)
-        draw = torch.zeros(mask.numel(), dtype=torch.int32)
-        draw[kept_indices(mask)] = draws[name]
-        parametrization.hold_draws_up_to(int(draw.max()))
-        parametrization.draw.copy_(draw.view(mask.shape))
+        parametrization.hold_draws_up_to(int(draws[name].max()))
+        parametrization.draw.copy_(draws[name])
         if not parametrization.is_existing:
             layer.weight.copy_(parametrization.weight())
     for group in _ranked_together(masked):
@@ -218,6 +216,20 @@ def _ranked_together(masked: Mapping[str, MaskedLayer]) -> list[list[str]]:
         first = layer.parametrization.ranking.rivals(layer.parametrization)[0]
         groups.setdefault(first, []).append(name)
     return list(groups.values())
+
+
+def _all_draws(
+    masked: Mapping[str, MaskedLayer], layers: Mapping[str, TicketLayer], masks: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """A draw for each weight. Layers with the same weights have the draws that any of them keeps."""
+    found, shared = {}, dict[str, Tensor]()
+    for name, mask in masks.items():
+        draw = torch.zeros(mask.numel(), dtype=torch.int32)
+        draw[kept_indices(mask)] = _find_draws(layers[name], mask)
+        found[name] = draw.view(mask.shape)
+        if first := masked[name].parametrization.settings.shared:
+            shared[first] = torch.maximum(shared.get(first, found[name]), found[name])
+    return {name: shared.get(masked[name].parametrization.settings.shared, draw) for name, draw in found.items()}
 
 
 def _find_draws(layer: TicketLayer, mask: Tensor) -> Tensor:
