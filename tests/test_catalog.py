@@ -29,6 +29,7 @@ SIZES = {
     "large": (4, 4, 1),
     "imdb": (6, 6, 5),
     "best": (23, 13, 3),
+    "few-labels": (8, 0, 3),
     "ablation": (21, 0, 3),
     "family": (112, 0, 3),
     "claims": (6, 2, 3),
@@ -122,7 +123,7 @@ def test_experiments_share_their_runs():
     assert len(runs("best") & runs("imp", "best")) == 10
     assert len(runs("claims") & runs("family")) == 2
     assert len(runs("claims") & runs("figure2")) == 1
-    for name in ("digits", "figure3", "large", "imdb", "best", "ablation", "family", "claims"):
+    for name in ("digits", "figure3", "large", "imdb", "best", "few-labels", "ablation", "family", "claims"):
         assert runs(name) == runs(name, "text") == runs(name, "best")
 
 

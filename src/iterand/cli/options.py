@@ -20,6 +20,7 @@ EXPERIMENTS = (
     "large",
     "imdb",
     "best",
+    "few-labels",
     "ablation",
     "family",
     "claims",

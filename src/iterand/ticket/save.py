@@ -105,7 +105,7 @@ def ticket_bytes(
         if same is not None:
             filled[name] = FilledTensor(dtype, shape, same)
             continue
-        stored.append(_to_half(value) if half else value)
+        stored.append(_to_half(value, exact=not half))
         described[name] = StoredTensor(dtype, shape, format.DTYPE_NAMES[stored[-1].dtype])
     data, planes = format.pack_tensors(stored)
     header = Header(
@@ -154,15 +154,21 @@ def _single_element(value: Tensor) -> bytes | None:
     if value.numel() == 0:
         return None
     first = value.reshape(-1)[:1]
-    elements = value.reshape(-1).view(torch.uint8).view(value.numel(), -1)
+    elements = _bits(value).view(value.numel(), -1)
     return format.element_bytes(first) if (elements == elements[0]).all() else None
 
 
-def _to_half(value: Tensor) -> Tensor:
-    """The tensor in float16. Integers stay as they are, and so do tensors that would overflow."""
+def _bits(value: Tensor) -> Tensor:
+    return value.reshape(-1).view(torch.uint8)
+
+
+def _to_half(value: Tensor, *, exact: bool) -> Tensor:
+    """The tensor in float16. Integers stay as they are, and so do tensors that would overflow, or change if ``exact``."""
     if value.dtype not in (torch.float32, torch.float64):
         return value
     half = value.to(torch.float16)
+    if exact:
+        return half if torch.equal(_bits(half.to(value.dtype)), _bits(value)) else value
     return half if torch.equal(half.isfinite(), value.isfinite()) else value
 
 

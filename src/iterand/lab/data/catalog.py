@@ -82,15 +82,18 @@ def load_data(
     limit: int | None = None,
     workers: int | None = None,
     image_size: int = 64,
+    train_limit: int | None = None,
 ) -> Dataset[Split]:
-    """Load the data set of this name for this device, with at most ``limit`` examples in each split.
+    """Load the data set of this name for this device.
+
+    There are at most ``limit`` examples in each split, and at most ``train_limit`` to train on.
 
     ``workers`` is the number of processes that decode images, or 0 for threads. The default is $ITERAND_WORKERS, else
     the number of processors if there are enough images. For ``image_folder``, ``data_dir`` is the folder of the images,
     and ``image_size`` the side to which they are resized.
     """
     entry = find(name)
-    options = Options(augmentation, normalization, limit, workers, image_size)
+    options = Options(augmentation, normalization, limit, workers, image_size, train_limit)
     options.check(name, entry.augmentations, entry.normalizations)
     return entry.load(_located(name, data_folder(data_dir)), device, options)
 

@@ -63,7 +63,7 @@ def load(located: Located, device: torch.device, options: Options) -> Dataset[Im
 
     test = records["test_batch"]
     return Dataset(
-        train=part(train, order[held_out:]),
+        train=part(train, limited(order[held_out:], options.train_limit)),
         validation=part(train, order[:held_out]),
         test=part(test, torch.arange(len(test))),
         classes=CLASSES,

@@ -121,6 +121,7 @@ SMALLEST_IMAGE, LARGEST_IMAGE = 8, 1024
 class Options:
     """How training examples are augmented, how inputs are normalized, and how many examples of each split are used.
 
+    ``train_limit`` is how many training examples are used, the other splits being whole.
     ``workers`` is the number of processes that decode images: 0 uses threads, None lets the loader choose.
     ``image_size`` is the side to which the images of ``image_folder`` are resized.
     """
@@ -130,10 +131,13 @@ class Options:
     limit: int | None = None
     workers: int | None = None
     image_size: int = 64
+    train_limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.limit is not None and (type(self.limit) is not int or self.limit < 1):
-            raise ValueError(f"limit is {self.limit!r}; it is how many examples of each part to use, at least 1")
+        for key, what in {"limit": "examples of each part", "train_limit": "training examples"}.items():
+            given = getattr(self, key)
+            if given is not None and (type(given) is not int or given < 1):
+                raise ValueError(f"{key} is {given!r}; it is how many {what} to use, at least 1")
         if self.workers is not None and (type(self.workers) is not int or self.workers < 0):
             raise ValueError(f"workers is {self.workers!r}; it is a number of processes, or 0 for threads")
         if type(self.image_size) is not int or not SMALLEST_IMAGE <= self.image_size <= LARGEST_IMAGE:

@@ -32,7 +32,7 @@ def load(located: Located, device: torch.device, options: Options) -> Dataset[Te
         chosen = limited(order, options.limit)
         return TensorSplit(images[chosen].to(device), labels[chosen].to(device))
 
-    return Dataset(part(train), part(validation), part(test), classes=10)
+    return Dataset(part(limited(train, options.train_limit)), part(validation), part(test), classes=10)
 
 
 def _read(folder: Path) -> NDArray[np.float64]:

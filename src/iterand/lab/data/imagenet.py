@@ -64,7 +64,7 @@ def load(located: Located, device: torch.device, options: Options) -> Dataset["F
         return FolderSplit(images, limited(chosen, options.limit), normalize, device, options)
 
     return Dataset(
-        train=part(train, order[held_out:]),
+        train=part(train, limited(order[held_out:], options.train_limit)),
         validation=part(train, order[:held_out]),
         test=part(test, torch.arange(len(test.files))),
         classes=len(train.classes),

@@ -61,15 +61,15 @@ def load(located: Located, device: torch.device, options: Options) -> Dataset[Te
         _parse,
     )
 
-    def part(name: str) -> TextSplit:
+    def part(name: str, limit: int | None = None) -> TextSplit:
         found = encoded.parts[name]
-        chosen = limited(torch.arange(len(found.labels)), options.limit)
+        chosen = limited(limited(torch.arange(len(found.labels)), limit), options.limit)
         pieces = torch.split(found.tokens, found.lengths.tolist())
         tokens = torch.cat([pieces[index] for index in chosen.tolist()])
         labels = found.labels[chosen].to(device)
         return TextSplit(tokens.to(device), found.lengths[chosen], labels, encoded.vocabulary)
 
-    return Dataset(part("train"), part("validation"), part("test"), classes=2)
+    return Dataset(part("train", options.train_limit), part("validation"), part("test"), classes=2)
 
 
 def check(located: Located, progress: Progress) -> str:

@@ -24,6 +24,7 @@ _EXPERIMENTS = {
     "large": paper.large,
     "imdb": paper.imdb,
     "best": extras.best,
+    "few-labels": extras.few_labels,
     "ablation": extras.ablation,
     "family": extras.family,
     "claims": extras.claims,

@@ -42,6 +42,7 @@ FAMILY = {
     "shared blocks": [f"share={json.dumps(_BLOCKS)}"],
 }
 """The other ways to prune random networks: what they change in a recipe."""
+_TENTH = 4_500
 _FAMILY_NETWORKS = {"Conv6": "conv6", "ResNet18": "resnet18"}
 
 
@@ -89,6 +90,20 @@ def _cell(network: str, method: str, recipe: Recipe, sparsity: float, number: Pa
     axes: tuple[Axis, ...] = (("network", network), ("method", method), ("sparsity", sparsity))
     words = (network, method if method != "IteRand" else "", f"p = {sparsity:g}" if sparsity else "")
     return Cell(", ".join(filter(None, words)), recipe, axes, number)
+
+
+def few_labels() -> Experiment:
+    """Dense SGD, the paper's settings and the recommended ones on data for which none of them was chosen."""
+    cells = list[Cell]()
+    for network, base, sparsities in (("Conv6", "conv6", (0.5,)), ("ResNet18", "resnet18", (0.6, 0.9))):
+        named = [("dense SGD", f"best-{base}-sgd", 0.0)]
+        named += [("the paper's", base, sparsity) for sparsity in sparsities]
+        named += [("ours", f"best-{base}", sparsity) for sparsity in sparsities]
+        for method, name, sparsity in named:
+            changes = [f"train_limit={_TENTH}", *([f"sparsity={sparsity}"] if sparsity else [])]
+            cells.append(_cell(network, method, find_recipe(name, changes), sparsity))
+    title = f"CIFAR-10 with a tenth of its labels: {_TENTH:,} training images"
+    return Experiment("few-labels", title, tuple(cells), seeds=3, where="ours", plot="bars")
 
 
 def ablation() -> Experiment:

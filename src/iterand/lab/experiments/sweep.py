@@ -179,7 +179,8 @@ def gpu_minutes(recipes: Iterable[Recipe]) -> float:
 def _seconds(recipe: Recipe) -> float:
     network, data, training = recipe.network, recipe.data, recipe.training
     examples = TRAINING_EXAMPLES[data.name]
-    steps = min(examples, data.limit or examples) / training.batch_size * training.epochs
+    used = min(examples, data.limit or examples, data.train_limit or examples)
+    steps = used / training.batch_size * training.epochs
     # The backward pass costs twice the forward pass; a multiply-add is two operations.
     operations = 6 * MULTIPLY_ADDS[network.name] * network.width_factor**2 * training.batch_size
     shortest = _RECURRENT_STEP if data.name == "imdb" else _SHORTEST_STEP

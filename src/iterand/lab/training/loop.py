@@ -3,9 +3,10 @@
 import math
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from iterand import philox
@@ -67,7 +68,7 @@ def train(
             if stop:
                 raise Interrupted
         last = session.epoch + 1 == recipe.training.epochs
-        if last and recipe.training.norm_statistics == "recomputed":
+        if last and recipe.training.recomputes_norms:
             batches = _batches(session, data.train, recipe.training.epochs)
             recompute_norms_(session, _until_stopped(request, session, batches))
         ranks.compare(session.model, f"after epoch {session.epoch + 1}")
@@ -185,14 +186,19 @@ def _cosine(initial: float, epoch: int, epochs: int) -> float:
 
 def check_norm_statistics(session: Session) -> None:
     """Refuse to recompute batch-norm statistics of a network that has none."""
-    if session.recipe.training.norm_statistics == "recomputed" and not _norms(session):
-        name = session.recipe.network.name
-        raise ValueError(f"training.norm_statistics is 'recomputed', but {name} has no batch norm; leave it out")
+    training, name = session.recipe.training, session.recipe.network.name
+    if training.recomputes_norms and not _norms(session):
+        chosen = training.norm_statistics
+        raise ValueError(f"training.norm_statistics is {chosen!r}, but {name} has no batch norm; leave it out")
 
 
 @torch.no_grad()
 def recompute_norms_(session: Session, batches: Iterable[Batch]) -> None:
-    """Replace the running averages of batch norms by means over these batches, all examples weighted equally."""
+    """Replace the running averages of batch norms by means over these batches, all examples weighted equally.
+
+    In half precision, they are rounded to float16, so that the tested network is the one a ticket stores in two bytes
+    per number; what float16 cannot hold stays as it is.
+    """
     norms = _norms(session)
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
@@ -207,6 +213,11 @@ def recompute_norms_(session: Session, batches: Iterable[Batch]) -> None:
         forward(session.model, batch.inputs, session.recipe)
     for norm, momentum in zip(norms, momenta):
         norm.momentum = momentum
+        if session.recipe.training.norm_statistics == "recomputed_half":
+            for values in (norm.running_mean, norm.running_var):
+                half = cast(Tensor, values).half()
+                if half.isfinite().all():
+                    cast(Tensor, values).copy_(half)
 
 
 def _norms(session: Session) -> list[_BatchNorm]:

@@ -61,6 +61,8 @@ class DataRecipe:
     """The data set by whose mean and standard deviation pixels are normalized."""
     limit: int = _count(0, 0)
     """The number of examples that are used of each split; 0 for all."""
+    train_limit: int = _count(0, 0)
+    """The number of training examples that are used; 0 for all."""
     drop_last: bool = True
     """Leave out the last batch of an epoch if it is smaller."""
 
@@ -254,8 +256,8 @@ class TrainingRecipe:
     """Type of the forward and backward pass; weights and scores are float32."""
     channels_last: bool = False
     """Memory format of images and convolutions."""
-    norm_statistics: str = _choice("running", "running", "recomputed")
-    """Of batch norms: running averages, or recomputed for the final network over the training examples."""
+    norm_statistics: str = _choice("running", "running", "recomputed", "recomputed_half")
+    """Of batch norms: running averages, or recomputed for the final network, in half precision for small tickets."""
     label_smoothing: float = _number(0.0, 0, 1)
     """The share of a label that is spread over all classes, in training."""
     temperature: float = _number(1.0, 1e-3, 1e3)
@@ -264,6 +266,11 @@ class TrainingRecipe:
     """Which epoch's network is tested and saved: the last, or the one with the lowest validation loss."""
     threads: int = _count(0, 0, 1024)
     """Threads on a CPU, on which floating-point sums depend; 0 for torch's default."""
+
+    @property
+    def recomputes_norms(self) -> bool:
+        """Whether batch-norm statistics are recomputed at the end."""
+        return self.norm_statistics != "running"
 
 
 @dataclass(frozen=True)
@@ -315,7 +322,7 @@ class Recipe:
         reasons = {
             "method.name is 'imp'": self.method.name == "imp",
             "method.sparsity_schedule is not 'constant'": self.method.sparsity_schedule != "constant",
-            "training.norm_statistics is 'recomputed'": self.training.norm_statistics == "recomputed",
+            f"training.norm_statistics is '{self.training.norm_statistics}'": self.training.recomputes_norms,
         }
         for reason, holds in reasons.items():
             if holds:

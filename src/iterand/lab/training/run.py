@@ -146,6 +146,7 @@ def _load_data(recipe: Recipe, device: torch.device, data_dir: Path | None) -> D
         augmentation=recipe.data.augmentation,
         normalization=recipe.data.normalization,
         limit=recipe.data.limit or None,
+        train_limit=recipe.data.train_limit or None,
         image_size=recipe.data.image_size,
     )
 
