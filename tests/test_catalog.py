@@ -31,6 +31,7 @@ SIZES = {
     "best": (23, 13, 3),
     "few-labels": (8, 0, 3),
     "ablation": (21, 0, 3),
+    "gain": (18, 0, 3),
     "family": (112, 0, 3),
     "claims": (6, 2, 3),
 }
@@ -123,7 +124,7 @@ def test_experiments_share_their_runs():
     assert len(runs("best") & runs("imp", "best")) == 10
     assert len(runs("claims") & runs("family")) == 2
     assert len(runs("claims") & runs("figure2")) == 1
-    for name in ("digits", "figure3", "large", "imdb", "best", "few-labels", "ablation", "family", "claims"):
+    for name in ("digits", "figure3", "large", "imdb", "best", "few-labels", "ablation", "gain", "family", "claims"):
         assert runs(name) == runs(name, "text") == runs(name, "best")
 
 

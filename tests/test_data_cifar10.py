@@ -260,6 +260,7 @@ class TestPickles:
         ({"limit": -3}, "limit is -3"),
         ({"limit": 2.5}, "limit is 2.5"),
         ({"limit": True}, "limit is True"),
+        ({"train_limit": 0}, "train_limit is 0; it is how many training examples to use, at least 1"),
     ],
 )
 def test_bad_options(tmp_path, records, options, message):
@@ -276,6 +277,16 @@ def test_digits_and_texts_are_not_augmented():
 def test_an_unknown_set_gets_a_hint():
     with pytest.raises(ValueError, match=r"unknown data set 'cifar100'; did you mean 'cifar10'\?"):
         load_data("cifar100", CPU)
+
+
+def test_training_examples_can_be_limited(tmp_path, records):
+    write("binary", tmp_path, records)
+    whole, few = load_data("cifar10", CPU, tmp_path), load_data("cifar10", CPU, tmp_path, train_limit=4)
+    assert (len(few.train), len(few.validation), len(few.test)) == (4, len(whole.validation), len(whole.test))
+    assert torch.equal(few.train.images, whole.train.images[[0, 22, 45, 67]])
+    both = load_data("digits", CPU, train_limit=100, limit=30)
+    assert (len(both.train), len(both.validation), len(both.test)) == (30, 30, 30)
+    assert len(load_data("digits", CPU, train_limit=100).train) == 100
 
 
 def test_digits_can_be_limited():

@@ -70,6 +70,9 @@ class TestSplits:
 
     def test_limit_keeps_all_classes(self, photos):
         assert images(load(photos, limit=6).train).labels.tolist() == [0, 0, 1, 1, 2, 2]
+        few, whole = load(photos, train_limit=6), load(photos)
+        assert images(few.train).labels.tolist() == [0, 0, 1, 1, 2, 2]
+        assert len(few.test) == len(whole.test)
 
     def test_colours_are_those_of_the_classes(self, photos):
         batch = images(load(photos).test)

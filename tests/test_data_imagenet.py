@@ -54,6 +54,7 @@ class TestParts:
         assert test.tolist() == [0] * 4 + [1] * 4 + [2] * 4
 
     def test_a_limited_test_part_has_all_classes(self, tree):
+        assert len(load_data("imagenet", CPU, tree, train_limit=3).train) == 3
         data = load_data("imagenet", CPU, tree, limit=3)
         assert (len(data.train), len(data.validation), len(data.test)) == (3, 1, 3)
         assert next(iter(data.test.batches(torch.arange(3), 3))).labels.tolist() == [0, 1, 2]

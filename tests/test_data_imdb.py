@@ -150,6 +150,8 @@ class TestBatches:
 
     def test_a_limited_test_part_has_both_classes(self, tmp_path):
         made_up_data.write_imdb_csv(tmp_path / "more")
+        few = load_data("imdb", CPU, tmp_path / "more", train_limit=6)
+        assert len(few.train) == 6 < len(few.test)
         data = load_data("imdb", CPU, tmp_path / "more", limit=6)
         assert (len(data.train), len(data.validation), len(data.test)) == (6, 6, 6)
         assert data.test.labels.tolist() == [0, 0, 0, 1, 1, 1]

@@ -379,6 +379,9 @@ def made() -> list[bytes]:
         saved(linear(), weights="signed_constant", rounds=0),
         saved(linear(), weights="kaiming_uniform", sparsity=0.0),
         saved(Parts(), weights="signed_constant", mask="signed"),
+        saved(Parts(), weights="signed_constant", gain=1.5),
+        saved(Parts(), weights="kaiming_normal", gain=1e-06, rate=0.2),
+        saved(linear(), weights="signed_constant", gain=0.1, rounds=0),
         saved(linear(), weights="kaiming_normal", mask="multicoat", coats=2, binarize=True),
     ]
 

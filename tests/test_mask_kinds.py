@@ -127,7 +127,7 @@ def test_coats_keep_the_variance_of_kept_weights():
     one, other = (iterand.fold_(model)[4].weight.detach().double() for model in (plain, coated))
     mean = [float((weight**2).sum() / weight.count_nonzero()) for weight in (one, other)]
     assert mean[1] == pytest.approx(mean[0], rel=1e-2)
-    assert mask_kinds.gain(3) == pytest.approx(math.sqrt(3 / (1 + 4 + 9)))
+    assert mask_kinds.coat_scale(3) == pytest.approx(math.sqrt(3 / (1 + 4 + 9)))
 
 
 def test_binarized_weights_have_the_mean_magnitude_of_the_kept_ones():

@@ -13,9 +13,10 @@ from iterand.lab.training.environment import Interrupted
 from iterand.lab.training.folder import RunFolder, read_checkpoint
 from iterand.lab.training.loop import recompute_norms_
 from iterand.lab.training.recipe import Recipe
-from iterand.lab.training.run import run
+from iterand.lab.training.run import evaluate_run, run
 from iterand.lab.training.session import Session
 from iterand.lab.training.steps import EagerStep
+from iterand.ticket import read_ticket
 from made_up_data import cifar_records, write_cifar_binary
 
 CPU = torch.device("cpu")
@@ -98,6 +99,36 @@ def test_a_stop_is_heard_while_they_are_recomputed_and_nothing_is_lost(tmp_path,
     again = run(recipe, RunFolder(tmp_path / "broken"), device=CPU, data_dir=tmp_path)
     assert again["result"] == whole["result"]
     assert again["metrics"] == whole["metrics"]
+
+
+def test_in_half_precision_the_ticket_is_smaller_and_is_the_network_that_was_tested(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar10, "RECORDS", 40)
+    write_cifar_binary(tmp_path, cifar_records(40))
+    settings = ["data.name=cifar10", "network.name=resnet20", "width_factor=0.25", "epochs=1", "batch_size=30"]
+    sizes = {}
+    for way in ("recomputed", "recomputed_half"):
+        recipe = recipe_file.override(Recipe(name="x"), [*settings, f"norm_statistics={way}"])
+        record = run(recipe, RunFolder(tmp_path / way), device=CPU, data_dir=tmp_path)
+        tested = evaluate_run(tmp_path / way / "model.ticket", device=CPU, data_dir=tmp_path)
+        assert tested["test_loss"] == pytest.approx(record["result"]["test_loss"], abs=1e-9)
+        sizes[way] = record["result"]["ticket_bytes"]
+    kinds = {tensor.saved_as for tensor in read_ticket(tmp_path / way / "model.ticket").header.tensors.values()}
+    assert "F16" in kinds
+    assert "F32" not in kinds
+    assert sizes["recomputed_half"] < sizes["recomputed"] - 200
+
+
+def test_what_float16_cannot_hold_stays():
+    session = session_of("norm_statistics=recomputed_half")
+    norm = last_norm(session.model)
+    recompute_norms_(session, batches(1))
+    assert torch.equal(norm.running_mean.half().float(), norm.running_mean)
+    for module in session.model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.register_forward_pre_hook(lambda module, given: (given[0] * 1e5,))
+    recompute_norms_(session, batches(1))
+    assert norm.running_var.isfinite().all()
+    assert norm.running_var.max() > 65504
 
 
 def test_a_run_differs_in_nothing_else(tmp_path, monkeypatch):

@@ -1,5 +1,8 @@
 """The recommended settings in two lines are those of the recipes ``best-*``."""
 
+import copy
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -61,6 +64,21 @@ def test_without_norms_or_with_a_sparsity_for_each_layer_each_layer_is_ranked_by
     }
     (stepper,) = iterand.recommended_steppers(model, steps=100)
     assert isinstance(stepper, iterand.IterativeRandomization)
+
+
+def test_weights_are_larger_the_more_is_pruned_of_a_model_without_norms():
+    model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 10), nn.Linear(10, 10))
+    iterand.prune_(model, 0.9, preset="recommended", overrides={"2": 0.5, "3": "dense"})
+    assert [one.gain for one in settings(model).values()] == pytest.approx([1.7783, 1.1892, 1.0], abs=1e-4)
+    assert model[0].weight.abs().max().item() == pytest.approx(1.7783 * math.sqrt(2 / 10), abs=1e-4)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(10), nn.RMSNorm(10), nn.BatchNorm1d(10, affine=False)])
+def test_norms_need_no_gain(norm):
+    for sparsity in (0.9, {"*": 0.9}):
+        model = nn.Sequential(nn.Linear(10, 10), copy.deepcopy(norm), nn.Linear(10, 10))
+        iterand.prune_(model, sparsity, preset="recommended")
+        assert {one.gain for one in settings(model).values()} == {1.0}
 
 
 def test_an_unknown_preset_is_refused():

@@ -244,6 +244,18 @@ def test_half_stores_other_tensors_in_float16_but_none_that_overflows(tmp_path):
     assert halved == {"free.weight", "free.bias", "norm.running_mean"}
 
 
+def test_half_can_be_restricted_to_what_loses_nothing(tmp_path):
+    model = mixed()
+    odd = torch.tensor([-0.0, 2.0**-24, float("inf"), 65504.0])
+    with torch.no_grad():
+        model.norm.running_mean.copy_(odd)
+        model.norm.running_var.copy_(torch.tensor([0.1, 1.0, 2.0, 3.0]))
+    iterand.save_ticket(model, tmp_path / "a.ticket", half="exact")
+    tensors = iterand.read_ticket(tmp_path / "a.ticket").header.tensors
+    assert (tensors["norm.running_mean"].saved_as, tensors["norm.running_var"].saved_as) == ("F16", "F32")
+    assert same_bits(iterand.load_ticket(tmp_path / "a.ticket", Mixed()).state_dict(), folded_state(model))
+
+
 def test_recipe_and_metrics_are_json(tmp_path):
     recipe = {"network": {"name": "conv6"}, "folder": tmp_path, "count": np.int64(3)}
     metrics = {"accuracy": torch.tensor(0.5), "loss": float("nan"), "steps": [1, 2]}

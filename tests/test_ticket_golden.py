@@ -307,7 +307,8 @@ def test_the_golden_files_are_of_all_kinds():
     assert {layer.value_model.kind for layer in layers} == {"constant", "groups"}
     assert stored["coats"] == {"level"}
     assert {layer.settings.coats for layer in tickets["coats"].header.layers} == {3}
-    assert "level" not in stored["recycled"]
+    assert {layer.settings.gain for layer in tickets["gain"].header.layers} == {1.78}
+    assert "level" not in stored["gain"] | stored["recycled"]
     assert all(layer.multipliers for layer in tickets["recycled"].header.layers)
     assert any(layer.redrawn for layer in tickets["recycled"].header.layers)
 

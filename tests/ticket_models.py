@@ -74,6 +74,7 @@ GOLDEN = {
     "sparse": {"weights": "signed_constant", "seed": 3, "sparsity": 0.9, "overrides": {"embedding": "dense"}},
     "lanes": {"weights": "kaiming_uniform", "seed": 1, "sparsity": 0.4, "rounds": 40},
     "coats": {"weights": "signed_constant", "seed": 5, "mask": "multicoat", "coats": 3},
+    "gain": {"weights": "kaiming_uniform", "seed": 5, "gain": 1.78, "rounds": 20},
     "recycled": {"weights": "kaiming_uniform", "seed": 5, "mask": "signed", "redraw_from": "kept", "rate": 0.9},
 }
 RECIPE = {"network": {"name": "mixed"}, "note": "größer als 1"}

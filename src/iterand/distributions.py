@@ -35,16 +35,16 @@ class Distribution:
     kind: int | None = None
     """Number of this distribution in ``backend.triton.redraw``. None if there is no kernel for it."""
 
-    def values(self, words: Words, fan_in: int, gain: float = 1.0) -> Tensor:
-        """float32 weights for these random words, whose unit is multiplied by ``gain``."""
+    def values(self, words: Words, fan_in: int, scale: float = 1.0) -> Tensor:
+        """float32 weights for these random words, whose unit is multiplied by ``scale``."""
         levels = self.levels(words)
         if levels.dtype.is_floating_point or levels.dtype == torch.bool:
             raise ValueError(f"distribution {self.name!r} gave {levels.dtype} levels; they must be whole numbers")
-        return levels.to(torch.float32).mul_(self.unit32(fan_in, gain))
+        return levels.to(torch.float32).mul_(self.unit32(fan_in, scale))
 
-    def unit32(self, fan_in: int, gain: float = 1.0) -> float:
+    def unit32(self, fan_in: int, scale: float = 1.0) -> float:
         """The unit, rounded to float32."""
-        return float(np.float32(self.unit(fan_in) * gain))
+        return float(np.float32(self.unit(fan_in) * scale))
 
 
 def _uniform_levels(words: Words) -> Tensor:

@@ -6,6 +6,7 @@ W = a ⊙ θ the masked weight.
 """
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -36,6 +37,7 @@ MaskKind = Literal["binary", "bernoulli", "signed", "multicoat", "gem_miner"]
 MASK_KINDS: tuple[str, ...] = get_args(MaskKind)
 
 MAX_COATS = 8
+_GAIN = re.compile(r"gain(\d{1,20}(?:\.\d{1,20})?(?:e[+-]\d{1,3})?)", re.ASCII)
 _HALF = 0.5  # from here a score of GEM-Miner is rounded to 1
 _WORDS = float(1 << 32)  # how many random words there are
 
@@ -75,7 +77,7 @@ def ranked_by(kind: MaskKind, asked: RankBy) -> RankBy:
     return "magnitude" if kind == "signed" else asked
 
 
-def gain(coats: int) -> float:
+def coat_scale(coats: int) -> float:
     """The factor of the weights under coats: one over the root mean square of the multipliers 1 … k."""
     return 1.0 if coats == 1 else math.sqrt(6 / ((coats + 1) * (2 * coats + 1)))
 
@@ -211,9 +213,10 @@ def multiply(factors: Factors, score: Tensor, dtype: torch.dtype = torch.float32
     return found
 
 
-def tags(kind: MaskKind, coats: int, binarized: bool, recycled: bool) -> str:
+def tags(kind: MaskKind, coats: int, gain: float, binarized: bool, recycled: bool) -> str:
     """What is special about masked weights, behind the name of their distribution, as a ticket holds it."""
-    words = [f"multicoat{coats}" if kind == "multicoat" else "signed"] if has_multipliers(kind) else []
+    words = [] if gain == 1 else [f"gain{gain!r}"]
+    words += [f"multicoat{coats}" if kind == "multicoat" else "signed"] if has_multipliers(kind) else []
     words += ["binarized"] * binarized + ["recycled"] * recycled
     return "".join(f":{word}" for word in words)
 
@@ -224,7 +227,9 @@ def without_tags(name: str) -> tuple[str, dict[str, Any]]:
     while ":" in name:
         rest, _, word = name.rpartition(":")
         digits = word.removeprefix("multicoat")
-        if word == "signed":
+        if factor := _GAIN.fullmatch(word):
+            settings["gain"] = float(factor[1])
+        elif word == "signed":
             settings["mask"] = "signed"
         elif word != digits and digits in map(str, range(1, MAX_COATS + 1)):
             settings |= {"mask": "multicoat", "coats": int(digits)}

@@ -231,6 +231,12 @@ def has_shifts(model: nn.Module) -> bool:
     return any(owner.kind == "shift" for owner in owners(model))
 
 
+def has_norms(model: nn.Module) -> bool:
+    """Whether the model has a norm, with or without parameters."""
+    known = any(isinstance(module, _NORMS) for module in model.modules())
+    return known or any(owner.kind in ("norm", "shift") for owner in owners(model))
+
+
 def choose(
     model: nn.Module,
     include: Sequence[str] | None,

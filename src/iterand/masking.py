@@ -18,7 +18,17 @@ from iterand.errors import UnmaskedWarning
 from iterand.mask_kinds import MaskKind
 from iterand.maskable import Owner, list_tensors
 from iterand.parametrization import calculate_multipliers
-from iterand.planning import Biases, Norms, Patterns, PruningOptions, PruningPlan, as_list, as_mapping, plan_pruning
+from iterand.planning import (
+    Biases,
+    Norms,
+    Patterns,
+    PruningOptions,
+    PruningPlan,
+    as_list,
+    as_mapping,
+    check_gain,
+    plan_pruning,
+)
 from iterand.selection import GlobalRanking, RankingChoice
 from iterand.sparsity import Allocation, set_sparsity_
 from iterand.surgery import MaskedLayer, masked_layers, require_masked_layers, unwrap
@@ -39,6 +49,7 @@ def prune_(
     *,
     preset: Preset = "paper",
     weights: Weights | None = None,
+    gain: float | None = None,
     scores: Scores | None = None,
     seed: int = 0,
     ranking: RankingChoice | None = None,
@@ -71,10 +82,13 @@ def prune_(
         sparsity: p, the share of weights pruned; or a mapping from patterns to it that covers every layer. A mapping
             ranks each layer by itself, so it goes with neither ``ranking="global"``, ``floor`` nor ``allocation``; to
             take single layers out of a global ranking, give one sparsity and ``overrides``.
-        preset: Where ``weights``, ``ranking`` and ``norms`` come from if they are not given. ``"paper"``:
-            ``"kaiming_uniform"``, ``"layer"``, ``"fixed"``. ``"recommended"``: ``"signed_constant"``, and for a model
-            with norms ``"global"`` and ``"shifted"``; ``recommended_steppers`` goes with it.
+        preset: Where ``weights``, ``gain``, ``ranking`` and ``norms`` come from if they are not given. ``"paper"``:
+            ``"kaiming_uniform"``, 1, ``"layer"``, ``"fixed"``. ``"recommended"``: ``"signed_constant"``; for a model
+            with norms ``"global"`` and ``"shifted"``, for one without them a gain of (1 − p)^(−1/4);
+            ``recommended_steppers`` goes with it.
         weights: D_param, the distribution of the weights; or ``"existing"``.
+        gain: What the weights are multiplied by. Above 1 it helps a model without norms, in which pruning makes
+            activations smaller in every layer.
         scores: D_score, the distribution of the initial scores. For existing weights ``"magnitude_rank"`` (the default)
             or ``"magnitude"``: their magnitudes, as ranks up to 0.1 or as they are; the first mask keeps the largest.
         seed: With a tensor's qualified name and an index, all that a weight depends on; parts of a model that are
@@ -120,6 +134,8 @@ def prune_(
         ranking = "global" if with_norms else "layer"
     if norms is None:
         norms = "keep" if exists else "shifted" if with_norms else "fixed"
+    if gain is None and (exists or not recommended or maskable.has_norms(unwrap(model))):
+        gain = 1.0
     if biases is None:
         biases = "keep" if exists else "zero"
     if scores is None:
@@ -131,6 +147,7 @@ def prune_(
         raise ValueError(f"binarize is {binarize!r}; it must be True or False")
     options = PruningOptions(
         weights=weights,
+        gain=None if gain is None else check_gain(gain),
         scores=scores,
         seed=philox.check_seed(seed),
         ranking=ranking,

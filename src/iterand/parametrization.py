@@ -389,6 +389,7 @@ class MaskedParametrization(nn.Module):
         """One line for print(model)."""
         settings = self.settings
         words = [settings.weight_distribution, f"sparsity={settings.sparsity}", f"ranking={settings.ranking}"]
+        words += [f"gain={settings.gain:g}"] if settings.gain != 1 else []
         words += [f"mask={settings.mask}"] if settings.mask != "binary" else []
         words += [f"coats={settings.coats}"] if settings.coats > 1 else []
         words += ["binarize=True"] if settings.binarize else []

@@ -1,5 +1,6 @@
 """What ``prune_`` does to a model: its options, and everything decided and checked before the model is changed."""
 
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -30,6 +31,7 @@ Patterns = Sequence[str] | str
 Norms = Literal["fixed", "shifted", "keep"]
 Biases = Literal["zero", "keep"]
 
+SMALLEST_GAIN, LARGEST_GAIN = 1e-6, 1e6
 _AFFINE = ("norm", "shift", "scale")
 _SHIFT_FAN_IN = 8
 """The fan-in from which shifts of normalized activations are drawn: with SC they are ±0.5 standard deviations."""
@@ -40,6 +42,8 @@ class PruningOptions:
     """The arguments of ``prune_`` beside model and sparsity."""
 
     weights: str
+    gain: float | None
+    """None for the gain of each tensor's own sparsity, ``recommended_gain``."""
     scores: str
     seed: int
     ranking: RankingChoice
@@ -92,6 +96,8 @@ class PruningOptions:
                 f"{what or f'mask is {self.mask!r}'}, but existing weights are kept as they are or pruned; leave it "
                 "out, or prune_ with random weights"
             )
+        if self.existing and self.gain != 1:
+            raise ValueError(f"gain is {self.gain!r}, but existing weights stay as they are; leave it out")
         if self.mask == "gem_miner" and (self.scores != "unit_uniform" or self.rank_by != "score"):
             what = f"scores is {self.scores!r}" if self.scores != "unit_uniform" else f"rank_by is {self.rank_by!r}"
             raise ValueError(f"{what}, but GEM-Miner rounds scores that begin between 0 and 1; leave it out")
@@ -164,17 +170,20 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float], option
     tensors: list[tuple[list[Owner], Settings, Ranking[MaskedParametrization]]] = []
     for name, group in chosen.items():
         dense = alone.get(name) == 0.0 and sparsity != 0.0
+        share = alone[name] if name in alone else cast(float, sparsity)
+        gain = recommended_gain(share) if options.gain is None else options.gain
         settings = Settings(
             name=name,
             seed=options.seed,
             weight_distribution=options.weights,
             score_distribution=options.scores,
             fan_in=_fan_in(group[0]),
-            sparsity=alone[name] if name in alone else cast(float, sparsity),
+            sparsity=share,
             ranking="layer" if name in alone else "global",
             rank_by=mask_kinds.ranked_by(options.mask, options.rank_by),
             floor=0.0 if name in alone else options.floor,
             mask=mask_kinds.of_dense(options.mask) if dense else options.mask,
+            gain=1.0 if group[0].kind == "shift" else gain,
             coats=options.coats,
             binarize=options.binarize,
             shared=shared.get(name, ""),
@@ -223,6 +232,19 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float], option
         frozen_values=frozen_values,
         left_alone=[] if settled else maskable.left_over(everything, options.exclude, parameters),
     )
+
+
+def check_gain(value: Any) -> float:
+    """The gain as a float; refuses what would make weights vanish or overflow."""
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not SMALLEST_GAIN <= value <= LARGEST_GAIN:
+        raise ValueError(f"gain is {value!r}; it is a number from {SMALLEST_GAIN:g} to {LARGEST_GAIN:g}")
+    return float(value)
+
+
+def recommended_gain(sparsity: float) -> float:
+    """(1 − p)^(−1/4), for a model without norms: pruning makes activations smaller in every layer."""
+    return (1 - sparsity) ** -0.25 if sparsity < 1 else 1.0
 
 
 def _fan_in(owner: Owner) -> int:

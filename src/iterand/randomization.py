@@ -169,7 +169,7 @@ def _redraw_layer_(
             where = source_index(state.key, index, number, draw.numel())
             fresh, coin = before[where], coin & source[where]
         else:
-            fresh = state.distribution.values(words, settings.fan_in, settings.gain).to(weight.dtype)
+            fresh = state.distribution.values(words, settings.fan_in, settings.scale).to(weight.dtype)
         weight[part], draw[part], score[part] = reference.redraw(
             weight[part], draw[part], score[part], stays[part], fresh, coin, number, negative=negative, follow=follow
         )

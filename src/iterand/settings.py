@@ -32,6 +32,8 @@ class Settings:
     rank_by: RankBy
     floor: float
     mask: MaskKind = "binary"
+    gain: float = 1.0
+    """The factor of the weights beside their distribution."""
     coats: int = 1
     """How many masks a ``multicoat`` mask is the sum of."""
     binarize: bool = False
@@ -56,13 +58,13 @@ class Settings:
         return philox.key(self.seed, self.shared or self.name)
 
     @property
-    def gain(self) -> float:
-        """The factor of the weights' unit."""
-        return mask_kinds.gain(self.coats)
+    def scale(self) -> float:
+        """The factor of the weights' unit, from the gain and the coats."""
+        return self.gain * mask_kinds.coat_scale(self.coats)
 
     def unit32(self, distribution: distributions.Distribution) -> float:
         """The value of level 1."""
-        return distribution.unit32(self.fan_in, self.gain)
+        return distribution.unit32(self.fan_in, self.scale)
 
     def levels(self, support: Sequence[int] | None) -> list[int]:
         """The levels of masked weights, ascending, from those of the distribution; empty if there are too many."""
@@ -80,7 +82,7 @@ def draw_weights(
             where = torch.where(number > 0, source_index(settings.key, where, number, count), where)
             number = torch.zeros_like(number)
         words = philox.philox(where, number, settings.key)
-        values[part] = distribution.values(words, settings.fan_in, settings.gain)
+        values[part] = distribution.values(words, settings.fan_in, settings.scale)
     return values
 
 

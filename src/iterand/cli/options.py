@@ -22,6 +22,7 @@ EXPERIMENTS = (
     "best",
     "few-labels",
     "ablation",
+    "gain",
     "family",
     "claims",
 )

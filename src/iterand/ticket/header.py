@@ -284,7 +284,9 @@ def _layer_from_row(row: Row, levels: Mapping[str, tuple[int, ...]]) -> LayerHea
 def stored_distribution(settings: Settings) -> str:
     """The distribution of masked weights as a ticket names it: that of the weights, with tags if a mask changes it."""
     recycled = settings.redraw_from == "kept"
-    return settings.weight_distribution + mask_kinds.tags(settings.mask, settings.coats, settings.binarize, recycled)
+    return settings.weight_distribution + mask_kinds.tags(
+        settings.mask, settings.coats, settings.gain, settings.binarize, recycled
+    )
 
 
 def _possible(settings: Settings) -> Sequence[int]:

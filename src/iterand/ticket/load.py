@@ -125,7 +125,7 @@ def _build_network(ticket: Ticket) -> nn.Module:
 # Resume a search.
 
 # Settings that determine the weights. The others (sparsity, ranking, …) may differ when a search is resumed.
-_DRAWN_UNDER = ("name", "seed", "weight_distribution", "fan_in")
+_DRAWN_UNDER = ("name", "seed", "weight_distribution", "fan_in", "gain")
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ def save_ticket(
     recipe: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
     base: str | None = None,
-    half: bool = False,
+    half: bool | Literal["exact"] = False,
 ) -> None:
     """Save a masked model as a ticket: one file of about one bit per weight.
 
@@ -61,7 +61,8 @@ def save_ticket(
         metrics: Results such as the accuracy, JSON-serializable.
         base: With existing weights, what to call them in messages, such as the name on the Hugging Face Hub (the
             default is the class of the model).
-        half: Store the other tensors, such as batch-norm statistics, in float16: smaller, but not bit-equal.
+        half: Store the other tensors, such as batch-norm statistics, in float16: smaller, but not bit-equal. With
+            ``"exact"`` only those of which float16 holds every element exactly.
     """
     folder = Path(path).parent
     if not folder.is_dir():
@@ -79,7 +80,7 @@ def ticket_bytes(
     recipe: Mapping[str, Any] | None = None,
     metrics: Mapping[str, Any] | None = None,
     base: str | None = None,
-    half: bool = False,
+    half: bool | Literal["exact"] = False,
 ) -> bytes:
     """The bytes of a ticket."""
     content = _split_state(model)
@@ -105,7 +106,7 @@ def ticket_bytes(
         if same is not None:
             filled[name] = FilledTensor(dtype, shape, same)
             continue
-        stored.append(_to_half(value, exact=not half))
+        stored.append(_to_half(value, exact=half == "exact") if half else value)
         described[name] = StoredTensor(dtype, shape, format.DTYPE_NAMES[stored[-1].dtype])
     data, planes = format.pack_tensors(stored)
     header = Header(
@@ -163,7 +164,7 @@ def _bits(value: Tensor) -> Tensor:
 
 
 def _to_half(value: Tensor, *, exact: bool) -> Tensor:
-    """The tensor in float16. Integers stay as they are, and so do tensors that would overflow, or change if ``exact``."""
+    """The tensor in float16; as it is if it has integers or would overflow, or, if ``exact``, would change."""
     if value.dtype not in (torch.float32, torch.float64):
         return value
     half = value.to(torch.float16)

@@ -855,6 +855,16 @@ static ticket_status get_counts(ticket_layer *layer, uint32_t *counts, uint64_t 
     return TICKET_OK;
 }
 
+/* The distribution of a name with no tag but a gain, which the unit includes. */
+static uint32_t gained(const char *name) {
+    size_t length = strcspn(name, ":");
+    const char *factor = name + length + 5;
+    if (strncmp(name + length, ":gain", 5) != 0 || factor[strspn(factor, "0123456789.e+-")]) return OTHER;
+    for (uint32_t k = 0; k < OTHER; k++)
+        if (strlen(distribution_names[k]) == length && strncmp(name, distribution_names[k], length) == 0) return k;
+    return OTHER;
+}
+
 /* Everything the header says of a layer. `entries` counts those of `counts`. */
 static ticket_status get_layer(ticket *t, const ticket_table *table, ticket_layer *layer, uint64_t *entries) {
     int64_t number;
@@ -897,6 +907,8 @@ static ticket_status get_layer(ticket *t, const ticket_table *table, ticket_laye
     REFUSE_IF(!table->at[STORED], TICKET_HEADER);
     while (layer->stored < 4 && !is_string(table->at[STORED], stored_names[layer->stored])) layer->stored++;
     REFUSE_IF(layer->stored == 4, TICKET_HEADER);
+    if (layer->distribution == OTHER && layer->stored != LEVEL && *distribution == '"')
+        layer->distribution = gained(distribution + 1);
     if (layer->distribution == OTHER) {
         const char *name;
         REFUSE_IF(!get_name(distribution, &name), TICKET_HEADER);

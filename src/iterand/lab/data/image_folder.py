@@ -46,7 +46,9 @@ def load(located: Located, device: torch.device, options: Options) -> Dataset[Im
     """Decode all images, each once; what is held out of the training images is the same in all runs."""
     parts = open_folder(located.path)
     limits = (options.train_limit, None, None)
-    chosen = [Part(part.tree, limited(limited(part.chosen, limit), options.limit)) for part, limit in zip(parts, limits)]
+    chosen = [
+        Part(part.tree, limited(limited(part.chosen, limit), options.limit)) for part, limit in zip(parts, limits)
+    ]
     size, count = options.image_size, sum(len(part.chosen) for part in chosen)
     hint = "lower image_size or limit; data.name = 'imagenet' reads images of 224×224 as they are used"
     memory.require(3 * size * size * count, f"{count:,} images of {size}×{size}", hint, device)

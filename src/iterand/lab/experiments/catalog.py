@@ -26,6 +26,7 @@ _EXPERIMENTS = {
     "best": extras.best,
     "few-labels": extras.few_labels,
     "ablation": extras.ablation,
+    "gain": extras.gain,
     "family": extras.family,
     "claims": extras.claims,
 }

@@ -15,6 +15,7 @@ from iterand import IterativeRandomization, ScoreFreezing, SparsitySchedule, mas
 from iterand.backend.reference import cut_together, keeps
 from iterand.lab.networks.lstm import LSTMClassifier
 from iterand.lab.training.recipe import Recipe
+from iterand.planning import recommended_gain
 from iterand.randomization import Stepper
 from iterand.selection import kept_count
 
@@ -46,6 +47,7 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
         model,
         method.sparsity,
         weights=method.weight_distribution,
+        gain=method.gain or recommended_gain(method.sparsity),
         scores=method.score_distribution,
         seed=recipe.seed,
         ranking=method.ranking,

@@ -12,6 +12,7 @@ from iterand.checks import shown
 from iterand.errors import RecipeError
 from iterand.lab.data import AUGMENTATIONS, IMAGE_FOLDER, LARGEST_IMAGE, NORMALIZATIONS, SMALLEST_IMAGE
 from iterand.lab.networks.external import EXTERNAL_FORMS, is_external
+from iterand.planning import LARGEST_GAIN
 from iterand.selection import RankingChoice
 
 METHODS = ("sgd", "edge_popup", "iterand", "imp")
@@ -124,6 +125,8 @@ class MethodRecipe:
     """p: share of weights that are pruned."""
     weight_distribution: str = "kaiming_uniform"
     """D_param: distribution of the weights."""
+    gain: float = _number(1.0, 0, LARGEST_GAIN)
+    """What the weights are multiplied by, for networks without norms; 0 for (1 − p)^(−1/4)."""
     score_distribution: str = "kaiming_uniform"
     """D_score: distribution of the initial scores."""
     ranking: str = _choice("layer", *get_args(RankingChoice))

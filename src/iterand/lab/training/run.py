@@ -6,7 +6,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import nn
@@ -175,7 +175,8 @@ def _save_ticket(session: Session, data: Dataset[Split], result: dict[str, Any],
     portable = recipe_file.without_places(session.recipe)
     settings = recipe_file.changed(portable) | {"network": ticket_options(portable, data)}
     metrics = {name: round(result[name], 4) for name in _IN_TICKETS if name in result}
-    save_ticket(session.model, path, recipe=settings, metrics=metrics)
+    half: Literal[False, "exact"] = "exact" if portable.training.norm_statistics == "recomputed_half" else False
+    save_ticket(session.model, path, recipe=settings, metrics=metrics, half=half)
     return path.stat().st_size
 
 
