@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -431,6 +432,54 @@ def _gap(ours: CellOutcome, other: CellOutcome | None) -> str:
     return f"{ours.summary.mean - other.summary.mean:+.2f} ± {error:.2f}".replace("-", "−")
 
 
+def few_labels() -> Lines:
+    """Recipes on a tenth of the labels of CIFAR-10, with the gap to dense SGD."""
+    rows, found = [], list(cells("few-labels").values())
+    for cell in found:
+        place = dict(cell.cell.axes)
+        (dense,) = cells("few-labels", network=place["network"], method="dense SGD").values()
+        is_dense = cell is dense
+        rows.append([
+            cell.cell.label, accuracy(cell, 3), "" if is_dense else _gap(cell, dense),
+            "" if is_dense else ticket_bytes(cell),
+        ])  # fmt: skip
+    what = "CIFAR-10 with 4,500 training images, test accuracy in %, 100 epochs; gap to dense SGD ± its standard error; "
+    head = ["", "test", "gap", "ticket"]
+    return [*caption(f"{what}ticket of the last seed", found, 3, "iterand reproduce few-labels"), *markdown(head, rows)]
+
+
+def label_smoothing() -> Lines:
+    """VGG11 at p = 0.9 with and without label smoothing, by validation accuracy."""
+    with_it = cells("best", network="VGG11", method="IteRand")[0.9,]
+    usual, rows = with_it.cell.recipe, []
+    plain = replace(usual, training=replace(usual.training, label_smoothing=0.0))
+    without = [run for run in explored("vgg11") if replace(run.recipe, seed=usual.seed) == plain]
+    seeds = {run.recipe.seed for run in without}
+    smoothed = [run for run in with_it.runs if run.recipe.seed in seeds]
+    for label, runs in (("label smoothing of 0.1 (the recipe)", smoothed), ("none", without)):
+        summary = summarize([float(run.result["validation_accuracy"]) for run in runs])
+        if summary:
+            rows.append([label, plus_minus(summary.mean, summary.std)])
+    what = f"VGG11 at p = 0.9, validation accuracy in %; mean ± standard deviation, n = {len(without)} (seeds 0-2)"
+    command = "iterand train best-vgg11 --set sparsity=0.9 --set label_smoothing=0"
+    return [f"*{what}; NVIDIA H200, bfloat16; `{command}`.*", "", *markdown(["", "validation"], rows)]
+
+
+def gain() -> Lines:
+    """Larger weights in networks without norms."""
+    found = cells("gain")
+    gains = list(dict.fromkeys(gain for _, _, gain in found))
+    rows, shown = [], []
+    for network, sparsity in dict.fromkeys((network, sparsity) for network, sparsity, _ in found):
+        there = [found.get((network, sparsity, gain)) for gain in gains]
+        if sum(cell is not None for cell in there) < 2:
+            continue  # nothing to compare yet
+        rows.append([f"{network}, p = {sparsity:g}", *(accuracy(cell, 3) if cell else "" for cell in there)])
+        shown += [cell for cell in there if cell]
+    what = "Test accuracy in % by the gain of the weights; digits: scikit-learn's, the paper's randomization"
+    return [*caption(what, shown, 3, "iterand reproduce gain"), *markdown(["", *map(str, gains)], rows)]
+
+
 def ablation() -> Lines:
     """One part of the recipe left out at a time."""
     found = cells(ABLATION, sparsity=0.9)
@@ -564,6 +613,8 @@ def folders() -> Lines:
         "digits": "the quickstart",
         "exploration": "runs with other settings, which no table of an experiment counts",
         "family": "other kinds of masks",
+        "few-labels": "CIFAR-10 with a tenth of its labels",
+        "gain": "the gain of the weights, in networks without norms",
         "figure2": "Figure 2 (Table 3) of the paper",
         "imagenet-tree": "ResNet50 by its ImageNet recipe on a made-up tree of 10 classes",
         "imdb": "Table 10, film reviews",
@@ -592,6 +643,9 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "best-networks": best_networks,
     "best-imp": best_imp,
     "best-peers": best_peers,
+    "few-labels": few_labels,
+    "gain": gain,
+    "label-smoothing": label_smoothing,
     "ablation": ablation,
     "family": family,
     "claims": claims,
