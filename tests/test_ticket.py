@@ -254,6 +254,10 @@ def test_half_can_be_restricted_to_what_loses_nothing(tmp_path):
     tensors = iterand.read_ticket(tmp_path / "a.ticket").header.tensors
     assert (tensors["norm.running_mean"].saved_as, tensors["norm.running_var"].saved_as) == ("F16", "F32")
     assert same_bits(iterand.load_ticket(tmp_path / "a.ticket", Mixed()).state_dict(), folded_state(model))
+    with torch.no_grad():
+        model.norm.running_mean[0] = float("nan")
+    iterand.save_ticket(model, tmp_path / "b.ticket", half="exact")
+    assert iterand.read_ticket(tmp_path / "b.ticket").header.tensors["norm.running_mean"].saved_as == "F32"
 
 
 def test_recipe_and_metrics_are_json(tmp_path):
@@ -265,6 +269,11 @@ def test_recipe_and_metrics_are_json(tmp_path):
     assert ticket.metrics == {"accuracy": 0.5, "loss": None, "steps": [1, 2]}
     with pytest.raises(ValueError, match=r"metrics cannot be written as JSON: .*object"):
         iterand.save_ticket(mixed(), tmp_path / "b.ticket", metrics={"what": object()})
+    for given in ([1, 2], 3):
+        with pytest.raises(ValueError, match=r"metrics is .*; it must be a mapping"):
+            iterand.save_ticket(mixed(), tmp_path / "b.ticket", metrics=given)
+    with pytest.raises(ValueError, match="half is 'no'; it must be True, False or 'exact'"):
+        iterand.save_ticket(mixed(), tmp_path / "b.ticket", half="no")
 
 
 def test_the_settings_can_be_read(tmp_path):

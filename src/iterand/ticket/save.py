@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from iterand import __version__, distributions, existing, freezing
-from iterand.checks import is_text
+from iterand.checks import is_text, shown
 from iterand.errors import UnmaskedWarning
 from iterand.files import atomic_write
 from iterand.maskable import list_tensors
@@ -83,6 +83,8 @@ def ticket_bytes(
     half: bool | Literal["exact"] = False,
 ) -> bytes:
     """The bytes of a ticket."""
+    if half not in (False, True, "exact"):
+        raise ValueError(f"half is {half!r}; it must be True, False or 'exact'")
     content = _split_state(model)
     base = _check_base(base, content, type(unwrap(model)).__name__)
     encoded = encode_layers(content.layers)
@@ -93,20 +95,23 @@ def ticket_bytes(
         name: BaseTensor(format.DTYPE_NAMES[content.tensors[name].dtype], tuple(content.tensors[name].shape), digest)
         for name, digest in content.unchanged.items()
     }
-    # Similar tensors compress better next to each other: all means, then all variances.
-    for name, value in sorted(
-        content.tensors.items(), key=lambda item: (str(item[1].dtype), item[0].rpartition(".")[2])
-    ):
+    for name, value in content.tensors.items():
         if value.dtype not in format.DTYPE_NAMES:
             raise ValueError(f"{name!r} is {value.dtype}, which a ticket cannot hold; convert it before saving")
+    converted = {
+        name: _to_half(value, exact=half == "exact") if half else value for name, value in content.tensors.items()
+    }
+    # Similar tensors compress better next to each other: all means, then all variances.
+    for name in sorted(converted, key=lambda name: (str(converted[name].dtype), name.rpartition(".")[2])):
         if name in base_tensors:
             continue
+        value = content.tensors[name]
         dtype, shape = format.DTYPE_NAMES[value.dtype], tuple(value.shape)
         same = _single_element(value)
         if same is not None:
             filled[name] = FilledTensor(dtype, shape, same)
             continue
-        stored.append(_to_half(value, exact=half == "exact") if half else value)
+        stored.append(converted[name])
         described[name] = StoredTensor(dtype, shape, format.DTYPE_NAMES[stored[-1].dtype])
     data, planes = format.pack_tensors(stored)
     header = Header(
@@ -168,15 +173,19 @@ def _to_half(value: Tensor, *, exact: bool) -> Tensor:
     if value.dtype not in (torch.float32, torch.float64):
         return value
     half = value.to(torch.float16)
-    if exact:
-        return half if torch.equal(_bits(half.to(value.dtype)), _bits(value)) else value
-    return half if torch.equal(half.isfinite(), value.isfinite()) else value
+    if exact:  # conversions may change the bits of a NaN
+        same = not value.isnan().any() and torch.equal(_bits(half.to(value.dtype)), _bits(value))
+    else:
+        same = torch.equal(half.isfinite(), value.isfinite())
+    return half if same else value
 
 
 def _to_plain_json(given: Mapping[str, Any] | None, what: str) -> dict[str, Any] | None:
     """The mapping after a round trip through JSON. Non-finite numbers become null."""
     if given is None:
         return None
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{what} is {shown(given)}; it must be a mapping")
     try:
         text = json.dumps(dict(given), default=_scalar)
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor with several elements
@@ -192,7 +201,7 @@ def _scalar(value: Any) -> Any:
         return str(value)
     if isinstance(value, (Tensor, np.generic)):
         return value.item()
-    raise TypeError(f"{value!r} is a {type(value).__name__}")
+    raise TypeError(f"{value!r} is of type {type(value).__name__}")
 
 
 # The tensors of a model: masked, other, tied.

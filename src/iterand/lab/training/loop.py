@@ -197,7 +197,7 @@ def recompute_norms_(session: Session, batches: Iterable[Batch]) -> None:
     """Replace the running averages of batch norms by means over these batches, all examples weighted equally.
 
     In half precision, they are rounded to float16, so that the tested network is the one a ticket stores in two bytes
-    per number; what float16 cannot hold stays as it is.
+    per number.
     """
     norms = _norms(session)
     momenta = [norm.momentum for norm in norms]
@@ -214,10 +214,17 @@ def recompute_norms_(session: Session, batches: Iterable[Batch]) -> None:
     for norm, momentum in zip(norms, momenta):
         norm.momentum = momentum
         if session.recipe.training.norm_statistics == "recomputed_half":
-            for values in (norm.running_mean, norm.running_var):
-                half = cast(Tensor, values).half()
-                if half.isfinite().all():
-                    cast(Tensor, values).copy_(half)
+            _round_to_half_(norm)
+
+
+def _round_to_half_(norm: _BatchNorm) -> None:
+    """Round statistics to float16, unless this would change what the norm computes by more than rounding does."""
+    mean, variance = cast(Tensor, norm.running_mean), cast(Tensor, norm.running_var)
+    spread = variance + norm.eps
+    for values, scale in ((mean, mean.abs() + spread.sqrt()), (variance, spread)):
+        half = values.half().to(values.dtype)
+        if ((half - values).abs() <= scale / 2048).all():
+            values.copy_(half)
 
 
 def _norms(session: Session) -> list[_BatchNorm]:
