@@ -129,11 +129,15 @@ def gain() -> Experiment:
     """Larger weights in networks without norms, by how much is pruned."""
     cells = list[Cell]()
     exponents = {"1": 0.0, "(1 − p)^(−1/4)": -0.25, "(1 − p)^(−1/2)": -0.5}
-    for network, name, sparsities in (("Digits", "digits", (0.5, 0.8, 0.9, 0.95)), ("Conv6", "best-conv6", (0.5, 0.9))):
+    digits = find_recipe("digits", ["width_factor=1"])
+    for network, base, sparsities in (
+        ("Digits", digits, (0.5, 0.8, 0.9, 0.95)),
+        ("Conv6", find_recipe("best-conv6"), (0.5, 0.9)),
+    ):
         for sparsity in sparsities:
             for label, exponent in exponents.items():
                 factor = round((1 - sparsity) ** exponent, 2)
-                recipe = recipe_file.override(find_recipe(name), [f"sparsity={sparsity}", f"gain={factor}"])
+                recipe = recipe_file.override(base, [f"sparsity={sparsity}", f"gain={factor}"])
                 axes = (("network", network), ("sparsity", sparsity), ("gain", label))
                 cells.append(Cell(f"{network}, p = {sparsity:g}, gain {label}", recipe, axes))
     title = "The gain of the weights, in networks without norms"
