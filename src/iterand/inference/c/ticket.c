@@ -855,13 +855,32 @@ static ticket_status get_counts(ticket_layer *layer, uint32_t *counts, uint64_t 
     return TICKET_OK;
 }
 
+/* What follows the first characters of a text, if they are these; else NULL. */
+static const char *behind(const char *text, const char *first) {
+    while (*first && *text == *first) text++, first++;
+    return *first ? NULL : text;
+}
+
+/* Whether a text is a decimal number, such as 1.78 or 1e-06. */
+static int is_decimal(const char *at) {
+    static const char before[3] = {0, '.', 'e'};
+    for (int part = 0; part < 3; part++) {
+        if (part && *at != before[part]) continue;
+        at += part > 0;
+        if (part == 2 && *at != '+' && *at != '-') return 0;
+        at += part == 2;
+        if (!is_digit(*at)) return 0;
+        while (is_digit(*at)) at++;
+    }
+    return *at == 0;
+}
+
 /* The distribution of a name with no tag but a gain, which the unit includes. */
 static uint32_t gained(const char *name) {
-    size_t length = strcspn(name, ":");
-    const char *factor = name + length + 5;
-    if (strncmp(name + length, ":gain", 5) != 0 || factor[strspn(factor, "0123456789.e+-")]) return OTHER;
-    for (uint32_t k = 0; k < OTHER; k++)
-        if (strlen(distribution_names[k]) == length && strncmp(name, distribution_names[k], length) == 0) return k;
+    for (uint32_t k = 0; k < OTHER; k++) {
+        const char *tag = behind(name, distribution_names[k]), *factor = tag ? behind(tag, ":gain") : NULL;
+        if (factor && is_decimal(factor)) return k;
+    }
     return OTHER;
 }
 
