@@ -443,9 +443,12 @@ def few_labels() -> Lines:
             cell.cell.label, accuracy(cell, 3), "" if is_dense else _gap(cell, dense),
             "" if is_dense else ticket_bytes(cell),
         ])  # fmt: skip
-    what = "CIFAR-10 with 4,500 training images, test accuracy in %, 100 epochs; gap to dense SGD ± its standard error; "
+    what = "CIFAR-10 with 4,500 training images, test accuracy in %, 100 epochs; gap to dense SGD ± its standard error"
     head = ["", "test", "gap", "ticket"]
-    return [*caption(f"{what}ticket of the last seed", found, 3, "iterand reproduce few-labels"), *markdown(head, rows)]
+    return [
+        *caption(f"{what}; ticket of the last seed", found, 3, "iterand reproduce few-labels"),
+        *markdown(head, rows),
+    ]
 
 
 def label_smoothing() -> Lines:
@@ -476,7 +479,9 @@ def gain() -> Lines:
             continue  # nothing to compare yet
         rows.append([f"{network}, p = {sparsity:g}", *(accuracy(cell, 3) if cell else "" for cell in there)])
         shown += [cell for cell in there if cell]
-    what = "Test accuracy in % by the gain of the weights; digits: scikit-learn's, the paper's randomization"
+    what = (
+        "Test accuracy in % by the gain of the weights; digits: those of scikit-learn, the recipe `digits` with ρ = 1"
+    )
     return [*caption(what, shown, 3, "iterand reproduce gain"), *markdown(["", *map(str, gains)], rows)]
 
 
