@@ -77,6 +77,22 @@ def test_the_file_is_about_eight_times_smaller_than_float32(tmp_path):
     assert wider.difference < 1e-5
 
 
+@pytest.mark.parametrize("mode", ["mean", "sum", "max"])
+def test_embedding_bags_are_exported(tmp_path, mode, capfd):
+    def build() -> nn.Module:
+        return nn.Sequential(nn.EmbeddingBag(60, 12, mode=mode), nn.Linear(12, 2))
+
+    iterand.save_ticket(iterand.prune_(build(), 0.5, weights="signed_constant"), tmp_path / "a.ticket")
+    ticket, plain = iterand.read_ticket(tmp_path / "a.ticket"), iterand.load_ticket(tmp_path / "a.ticket", build())
+    report = exporter.export_onnx(ticket, plain, (torch.randint(60, (4, 5)),), tmp_path / "a.onnx")
+    assert set(report.whole_numbers) == {"0.weight", "1.weight"}
+    more = torch.randint(60, (7, 5))
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: more.numpy()})
+    np.testing.assert_allclose(found, plain(more).detach().numpy(), rtol=1e-4, atol=1e-4)
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_continuous_distribution_stays_float32_and_exporting_says_nothing(tmp_path, capfd):
     iterand.save_ticket(iterand.prune_(nn.Linear(8, 3), 0.5), tmp_path / "a.ticket")
     ticket, plain = (

@@ -99,6 +99,7 @@ def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> "onnx.ModelProto
             program: Any = torch.onnx.export(
                 model, example, dynamo=True, optimize=False, opset_version=OPSET, dynamic_shapes=batches, verbose=False
             )
+            _decide_branches(program.model)
     except Exception as error:
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise IterandError(f"torch cannot export {type(model).__name__} to ONNX: {reason}") from error
@@ -106,6 +107,21 @@ def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> "onnx.ModelProto
     for node in [*proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output, proto.graph]:
         del node.metadata_props[:]  # source locations
     return proto
+
+
+def _decide_branches(model: Any) -> None:
+    """Replace each ``If`` with a constant condition by its branch: onnxruntime crashes on the nest of EmbeddingBag."""
+    from onnxscript import optimizer
+
+    if all(node.op_type != "If" for node in model.graph.all_nodes()):
+        return
+    weights = set(model.graph.initializers)
+
+    def should_fold(node: Any) -> bool | None:
+        return False if any(value is not None and value.name in weights for value in node.inputs) else None
+
+    optimizer.fold_constants(model, should_fold=should_fold)
+    optimizer.remove_unused_nodes(model)
 
 
 def _replace(proto: "onnx.ModelProto", tensor: "onnx.TensorProto", unit: float, integers: str) -> None:
