@@ -260,6 +260,33 @@ def test_export_says_in_one_sentence_that_a_shape_is_wrong(cli, file, to):
     assert re.fullmatch(r"error: \w+ does not run on one input of shape \(8, 8\): .*\n", err)
 
 
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        ("safetensors --activations int8", "--activations is for --format c, not for safetensors; leave it out"),
+        ("safetensors --integers int4", "--integers is for --format onnx, not for safetensors; leave it out"),
+        ("safetensors --data-dir .", "--data-dir is for --format onnx or c, not for safetensors; leave it out"),
+        ("c --integers int8", "--integers is for --format onnx, not for c; leave it out"),
+        ("onnx --weights ticket", "--weights is for --format c, not for onnx; leave it out"),
+        ("c --sample a.npy", "--sample is for --activations int8; leave it out"),
+        ("c --input-shape 1x8", "--input-shape is '1x8'; it must be whole numbers such as 1,3,32,32, all above 0"),
+        (
+            "c --activations int8 --input-shape 1,1,8,8",
+            "--activations int8 needs inputs, not only their shape; give --sample, not --input-shape",
+        ),
+    ],
+)
+def test_export_refuses_options_that_do_not_go_with_the_format(cli, options, refusal):
+    """Before the ticket is read."""
+    assert cli("export", "none.ticket", "--format", *options.split()) == (1, "", f"error: {refusal}\n")
+
+
+def test_export_checks_values_before_the_ticket_is_read(cli):
+    code, out, err = cli("export", "none.ticket", "--format", "onnx", "--integers", "int2")
+    assert (code, out) == (2, "")
+    assert "'int2' is not one of 'int4', 'int8'" in err
+
+
 def test_tickets_of_the_quickstart_are_exported_as_they_are(cli, tmp_path):
     """The recipe omits its data, which are the default."""
     pytest.importorskip("sklearn", reason="the lab is not installed")

@@ -1,7 +1,7 @@
 """``iterand ticket`` and ``iterand export``: show a ticket, verify it, write its network for other programs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -52,6 +52,23 @@ class Weights(StrEnum):
 
     offsets = "offsets"
     ticket = "ticket"
+
+
+class Integers(StrEnum):
+    """What the weights of an ONNX model are."""
+
+    int4 = "int4"
+    int8 = "int8"
+
+
+_FORMATS = {  # of options that not all formats have
+    "--input-shape": (Format.onnx, Format.c),
+    "--data-dir": (Format.onnx, Format.c),
+    "--integers": (Format.onnx,),
+    "--activations": (Format.c,),
+    "--sample": (Format.c,),
+    "--weights": (Format.c,),
+}
 
 
 @app.command()
@@ -114,19 +131,24 @@ def export(
         typer.Option(metavar="1,3,32,32", help="For ONNX and C: shape of an input (that of the recipe's data)."),
     ] = None,
     integers: Annotated[
-        str, typer.Option(help="For ONNX: int4, or int8 for runtimes without 4-bit integers.")
-    ] = "int4",
+        Integers | None,
+        typer.Option(help="For ONNX: int4, or int8 for runtimes without 4-bit integers (default: int4)."),
+    ] = None,
     activations: Annotated[
-        Activations, typer.Option(help="For C: float32, or int8 for small machines and for speed.")
-    ] = Activations.float32,
+        Activations | None,
+        typer.Option(help="For C: float32, or int8 for small machines and for speed (default: float32)."),
+    ] = None,
     sample: Annotated[
         Path | None,
         typer.Option(metavar="FILE.npy", help="For int8: a batch of inputs (images that the recipe validates with)."),
     ] = None,
     weights: Annotated[
-        Weights, typer.Option(help="For C: a byte for a kept weight, or the coded masks and signs of the ticket.")
-    ] = Weights.offsets,
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
+        Weights | None,
+        typer.Option(
+            help="For C: a byte for a kept weight, or the coded masks and signs of the ticket (default: offsets)."
+        ),
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="For ONNX and C: folder of the data sets.")] = None,
     json: Json = False,
 ) -> None:
     """Write the network of a ticket for other programs.
@@ -136,6 +158,9 @@ def export(
     """
     from iterand.ticket import read_ticket
 
+    given = {"--integers": integers, "--activations": activations, "--sample": sample, "--weights": weights}
+    _check_format(to, {"--input-shape": input_shape, "--data-dir": data_dir, **given})
+    shape = _check_inputs(input_shape, sample, activations)
     target = output or file.with_suffix(f".{to}")
     if to is Format.safetensors:
         _write_state_dict(file, target)
@@ -143,18 +168,15 @@ def export(
         return
     ticket = read_ticket(file)
     network = _network(file, ticket, to)
-    if to is not Format.c and (sample or activations is not Activations.float32):
-        raise ValueError(f"--activations and --sample are for --format c, not for {to}")
-    if sample and activations is not Activations.int8:
-        raise ValueError("--sample is for --activations int8")
     count = _SAMPLE if activations is Activations.int8 else 2
-    example = (_sample(sample),) if sample else _example(ticket, input_shape, data_dir, count)
+    example = (_sample(sample),) if sample else _example(ticket, shape, data_dir, count)
     if to is Format.c:
-        coded = ticket if weights is Weights.ticket else None
-        _export_c(file, network, example[0], activations, coded, output or file.with_suffix(""), json)
+        coded, folder = ticket if weights is Weights.ticket else None, output or file.with_suffix("")
+        _export_c(file, network, example[0], activations or Activations.float32, coded, folder, json)
         return
     from iterand.inference.onnx import export_onnx
 
+    integers = integers or Integers.int4
     with err.status("exporting"):
         done = export_onnx(ticket, network, example, target, integers=integers)
     note = (
@@ -162,6 +184,27 @@ def export(
         f"{done.difference:.0e} of the largest output; dense kernels run no faster for the zeros"
     )
     _report(file, target, json, note, difference=done.difference)
+
+
+def _check_format(to: Format, options: Mapping[str, object]) -> None:
+    """Refuse options that the format does not have."""
+    for option, value in options.items():
+        if value is not None and to not in _FORMATS[option]:
+            raise ValueError(f"{option} is for --format {' or '.join(_FORMATS[option])}, not for {to}; leave it out")
+
+
+def _check_inputs(shape: str | None, sample: Path | None, activations: Activations | None) -> list[int] | None:
+    """The shape of an input, if given; refuses options for inputs that do not go together."""
+    if sample and activations is not Activations.int8:
+        raise ValueError("--sample is for --activations int8; leave it out")
+    if shape is None:
+        return None
+    if activations is Activations.int8:
+        raise ValueError("--activations int8 needs inputs, not only their shape; give --sample, not --input-shape")
+    parts = shape.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"--input-shape is {shape!r}; it must be whole numbers such as 1,3,32,32, all above 0")
+    return [int(part) for part in parts]
 
 
 def _export_c(
@@ -352,17 +395,12 @@ def _network(file: Path, ticket: "Ticket", to: Format) -> "nn.Module":
     return load_ticket(file)
 
 
-def _example(ticket: "Ticket", shape: str | None, data_dir: Path | None, count: int) -> tuple["Tensor", ...]:
+def _example(ticket: "Ticket", shape: list[int] | None, data_dir: Path | None, count: int) -> tuple["Tensor", ...]:
     """So many inputs of the data of a ticket; random ones if only their shape is given."""
     import torch
 
     if shape is not None:
-        if count > 2:
-            raise ValueError("--activations int8 needs inputs, not only their shape; give --sample")
-        parts = shape.split(",")
-        if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-            raise ValueError(f"--input-shape is {shape!r}; it must be whole numbers such as 1,3,32,32, all above 0")
-        batch, *rest = map(int, parts)
+        batch, *rest = shape
         return (torch.randn(max(batch, 2), *rest, generator=torch.Generator().manual_seed(0)),)
     from iterand.lab.data import IMAGE_FOLDER, load_data
     from iterand.lab.training import recipe_file
