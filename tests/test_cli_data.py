@@ -66,6 +66,22 @@ class TestStatus:
         assert list(found["sets"]) == ["cifar10"]
         assert found["sets"]["cifar10"]["there"] is False
 
+    def test_the_advice_names_the_folder(self, tmp_path):
+        root = tmp_path / "other"
+        found = json.loads(run("status", "imdb", "--data-dir", str(root), "--json").stdout)
+        assert found["sets"]["imdb"]["advice"] == f"iterand data fetch imdb --data-dir {root}"
+
+    def test_own_images(self, tmp_path):
+        def status(root):
+            found = json.loads(run("status", "image_folder", "--data-dir", str(root), "--json").stdout)
+            return found["sets"]["image_folder"]
+
+        assert status(tmp_path / "none")["there"] is False
+        assert status(tmp_path / "none")["advice"].startswith(f"the folder {tmp_path / 'none'} does not exist; images")
+        assert status(tmp_path)["advice"].startswith(f"{tmp_path} has no class folders; images are in")
+        photos = made_up_data.write_image_folder(tmp_path / "photos", {"train": 3, "test": 1})
+        assert (status(photos)["there"], status(photos)["path"]) == (True, str(photos))
+
     def test_an_unknown_name_is_left_to_main(self):
         with pytest.raises(ValueError, match="unknown data set 'imgnet'; did you mean 'imagenet'"):
             run("status", "imgnet")

@@ -19,7 +19,7 @@ from iterand.lab.data.dataset import (
     Split,
     data_folder,
 )
-from iterand.lab.data.download import ARCHIVES, ByteProgress, download, instructions, missing
+from iterand.lab.data.download import ARCHIVES, ByteProgress, download, fetch_command, instructions, missing
 from iterand.lab.data.packs import Scaling
 
 
@@ -116,10 +116,15 @@ class Status:
 
 
 def status(name: str, root: Path) -> Status:
-    """Look for a data set."""
+    """Look for a data set. For ``image_folder``, ``root`` is the folder of the images."""
     entry, located, advice = find(name), find(name).locate(root), ""
     if located is None:
-        advice = f"iterand data fetch {name}" if name in ARCHIVES else instructions(name, root)
+        advice = fetch_command(name, root) if name in ARCHIVES else instructions(name, root)
+    elif name == IMAGE_FOLDER:
+        try:
+            image_folder.open_folder(root)
+        except DataError as error:
+            located, advice = None, str(error)
     return Status(name, entry.title, located, advice)
 
 

@@ -60,10 +60,15 @@ def missing(name: str, root: Path) -> DataError:
     """The error for a data set that was not found, with how to get it."""
     if name in ARCHIVES:
         return DataError(
-            f"{name} is not in {root}; bring it with 'iterand data fetch {name} --data-dir {root}', or download "
+            f"{name} is not in {root}; bring it with '{fetch_command(name, root)}', or download "
             f"{ARCHIVES[name].url} and put the file there as it is"
         )
     return DataError(f"{name} is not in {root}; {instructions(name, root)}")
+
+
+def fetch_command(name: str, root: Path) -> str:
+    """The command that downloads a data set into this folder."""
+    return f"iterand data fetch {name} --data-dir {root}"
 
 
 def instructions(name: str, root: Path) -> str:
