@@ -117,6 +117,11 @@ class TestWhereItLies:
         monkeypatch.delenv("ITERAND_DATA")
         assert str(data_folder()) == "data"
 
+    def test_any_kind_of_path(self, tmp_path, records):
+        write("binary", tmp_path, records)
+        (entry,) = [entry for entry in os.scandir(tmp_path.parent) if entry.name == tmp_path.name]
+        assert load_data("cifar10", CPU, str(tmp_path)).classes == load_data("cifar10", CPU, entry).classes == 10
+
     def test_missing(self, tmp_path):
         with pytest.raises(DataError, match=r"cifar10 is not in .*; bring it with 'iterand data fetch cifar10 --data-"):
             load_data("cifar10", CPU, tmp_path)

@@ -1,5 +1,6 @@
 """The data sets by name: loading, downloading, checking and packing each."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ _ENTRIES = DATASETS | {
 def load_data(
     name: str,
     device: torch.device,
-    data_dir: Path | None = None,
+    data_dir: str | os.PathLike[str] | None = None,
     *,
     augmentation: str = "none",
     normalization: str = "default",

@@ -163,9 +163,9 @@ class Located:
     layout: str
 
 
-def data_folder(given: Path | None = None) -> Path:
+def data_folder(given: str | os.PathLike[str] | None = None) -> Path:
     """The folder of all data sets: the given one, else $ITERAND_DATA, else ``data`` in the working folder."""
-    return given if given is not None else Path(os.environ.get(VARIABLE) or "data")
+    return Path(given if given is not None else os.environ.get(VARIABLE) or "data")
 
 
 def find_layout(root: Path, name: str, layouts: dict[str, str]) -> Located | None:
