@@ -287,6 +287,15 @@ def test_export_checks_values_before_the_ticket_is_read(cli):
     assert "'int2' is not one of 'int4', 'int8'" in err
 
 
+@pytest.mark.parametrize("to", ["c", "onnx", "safetensors"])
+def test_export_says_what_cannot_be_written(cli, file, to):
+    if to == "onnx":
+        pytest.importorskip("onnxruntime", reason="ONNX export is an extra: pip install 'iterand[onnx]'")
+    shape = [] if to == "safetensors" else ["--input-shape", "1,1,8,8"]
+    found = cli("export", file, "--format", to, "-o", "a.ticket/b/c", *shape)
+    assert found == (1, "", "error: cannot write a.ticket/b/c: Not a directory\n")
+
+
 def test_tickets_of_the_quickstart_are_exported_as_they_are(cli, tmp_path):
     """The recipe omits its data, which are the default."""
     pytest.importorskip("sklearn", reason="the lab is not installed")

@@ -4,6 +4,7 @@
 
 import atexit
 import gc
+import os
 import sys
 import warnings
 from typing import Any
@@ -64,12 +65,19 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(1)
     except (IterandError, ValueError, OSError) as error:
-        warn(str(error), "[bold red]error:[/]")
+        warn(_sentence(error), "[bold red]error:[/]")
         sys.exit(1)
     except SystemExit as end:
         if end.code == _INTERRUPTED:  # typer turns Ctrl-C into this exit code
             err.print("stopped")
         raise
+
+
+def _sentence(error: Exception) -> str:
+    """The message of an error; for one of the operating system, the file and the reason."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"cannot read or write {os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)
 
 
 def _skip_garbage() -> None:

@@ -1,7 +1,8 @@
 """``iterand ticket`` and ``iterand export``: show a ticket, verify it, write its network for other programs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -78,10 +79,9 @@ def info(
     json: Json = False,
 ) -> None:
     """Show the layers of a ticket and its size in bytes."""
-    from iterand.ticket import read_ticket
     from iterand.ticket.inspect import cost, unmasked
 
-    ticket = read_ticket(file)
+    ticket = _read(file)
     costs = cost(ticket)
     stored, share = unmasked(ticket)
     if json:
@@ -102,9 +102,7 @@ def verify(
     json: Json = False,
 ) -> None:
     """Decode a whole ticket and check it. With --run, compare it with the weights of that run."""
-    from iterand.ticket import read_ticket
-
-    ticket = read_ticket(file)
+    ticket = _read(file)
     state = _decoded(file, ticket) if ticket.base is None else _checked_masks(file, ticket)
     if run is not None:
         with err.status("comparing"):
@@ -156,17 +154,14 @@ def export(
     safetensors: a state dict of dense tensors. onnx: a model with integer weights, checked with onnxruntime. c: a
     folder with a C program that skips pruned weights, checked if there is a C compiler.
     """
-    from iterand.ticket import read_ticket
-
     given = {"--integers": integers, "--activations": activations, "--sample": sample, "--weights": weights}
     _check_format(to, {"--input-shape": input_shape, "--data-dir": data_dir, **given})
     shape = _check_inputs(input_shape, sample, activations)
-    target = output or file.with_suffix(f".{to}")
+    ticket, target = _read(file), output or file.with_suffix(f".{to}")
     if to is Format.safetensors:
-        _write_state_dict(file, target)
+        _write_state_dict(file, ticket, target)
         _report(file, target, json, "its tensors are dense: as many bytes as any state dict")
         return
-    ticket = read_ticket(file)
     network = _network(file, ticket, to)
     count = _SAMPLE if activations is Activations.int8 else 2
     example = (_sample(sample),) if sample else _example(ticket, shape, data_dir, count)
@@ -177,7 +172,7 @@ def export(
     from iterand.inference.onnx import export_onnx
 
     integers = integers or Integers.int4
-    with err.status("exporting"):
+    with err.status("exporting"), _writing(target):
         done = export_onnx(ticket, network, example, target, integers=integers)
     note = (
         f"{len(done.whole_numbers)} of {len(ticket.layers)} layers in {integers}; onnxruntime agrees with torch to "
@@ -218,7 +213,7 @@ def _export_c(
 ) -> None:
     from iterand.inference.c.export import export_c
 
-    with err.status("exporting"):
+    with err.status("exporting"), _writing(folder):
         done = export_c(network, example, folder, activations=activations, ticket=coded)
     if json:
         print_json({"path": str(file), "written": str(folder), **asdict(done)})
@@ -325,6 +320,14 @@ def _compare(file: Path, state: dict[str, "Tensor"], run: Path) -> None:
             raise TicketError(f"ticket {str(file)!r}: {name!r} is not what the run {str(run)!r} holds")
 
 
+def _read(file: Path) -> "Ticket":
+    from iterand.ticket import read_ticket
+
+    if not file.exists():
+        raise TicketError(f"there is no ticket {str(file)!r}")
+    return read_ticket(file)
+
+
 def _decoded(file: Path, ticket: "Ticket") -> dict[str, "Tensor"]:
     with err.status("decoding"):
         try:
@@ -343,14 +346,24 @@ def _checked_masks(file: Path, ticket: "Ticket") -> dict[str, "Tensor"]:
     return ticket.other_tensors() | weights
 
 
-def _write_state_dict(file: Path, target: Path) -> None:
+def _write_state_dict(file: Path, ticket: "Ticket", target: Path) -> None:
     from safetensors.torch import save
 
-    from iterand.ticket import read_ticket
+    state = _decoded(file, ticket)
+    with _writing(target):
+        # safetensors refuses tensors that share memory, as tied ones do.
+        atomic_write(target, save({name: tensor.clone() for name, tensor in state.items()}))
 
-    state = _decoded(file, read_ticket(file))
-    # safetensors refuses tensors that share memory, as tied ones do.
-    atomic_write(target, save({name: tensor.clone() for name, tensor in state.items()}))
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """Name the target in errors of the operating system."""
+    try:
+        yield
+    except OSError as error:
+        if error.strerror is None:  # of iterand, a sentence already
+            raise
+        raise IterandError(f"cannot write {target}: {error.strerror}") from None
 
 
 def _sample(path: Path) -> "Tensor":

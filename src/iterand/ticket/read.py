@@ -294,7 +294,10 @@ class TicketLayer:
 
 
 def read_ticket(path: str | os.PathLike[str]) -> Ticket:
-    """Open a ticket. Checks checksum, structure and limits; masks and weights are decoded when first used."""
+    """Open a ticket. Checks checksum, structure and limits; masks and weights are decoded when first used.
+
+    A file that is no ticket, or damaged, raises ``TicketError``; a missing one ``FileNotFoundError``.
+    """
     try:
         if Path(path).is_dir():
             raise TicketError("this is a folder; that of a run holds its ticket as model.ticket")

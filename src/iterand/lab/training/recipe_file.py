@@ -56,7 +56,8 @@ def read(path: Path, find: Callable[[str], Recipe] | None = None) -> Recipe:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"cannot read the recipe {path}: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise RecipeError(f"cannot read the recipe {path}: {reason}") from None
     return from_toml(text, str(path), find)
 
 
