@@ -365,6 +365,12 @@ def test_every_recipe_key_is_in_the_reference():
     assert sorted(rows) == sorted(recipe_keys())
 
 
+def test_lists_are_told_with_what_is_in_them(reference):
+    page = reference.recipe_page()
+    assert "| `method.share` | list of texts |" in page
+    assert "| `learning_rate.milestones` | list of integers |" in page
+
+
 def test_a_stale_page_is_noticed(reference, monkeypatch, tmp_path):
     monkeypatch.setattr(reference, "REFERENCE", tmp_path)
     assert reference.stale() == ["cli.md", "recipe.md"]

@@ -149,7 +149,9 @@ def _type(annotation: Any) -> str:
     names = {int: "integer", float: "number", str: "text", bool: "true or false", recipe.Arguments: "table"}
     if annotation in names:
         return names[annotation]
-    return "list of integers" if "tuple" in str(annotation) else "text"  # a Literal
+    if get_origin(annotation) is tuple:
+        return {int: "list of integers", str: "list of texts"}[get_args(annotation)[0]]
+    return "text"  # a Literal
 
 
 def _values(entry: Any) -> str:

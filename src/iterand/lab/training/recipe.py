@@ -91,7 +91,7 @@ class NetworkRecipe:
     classes: int = _count(0, 0)
     """Number of outputs; 0 takes it from the data."""
     vocabulary_size: int = _count(0, 0)
-    """0 for ``classes`` and ``vocabulary_size``: taken from the data."""
+    """Of an LSTM: number of words, with the unknown one and padding; 0 takes it from the data."""
     forget_bias: float = _number(0.0, -1000, 1000)
     """Of an LSTM: the initial bias of its forget gates, which stays where weights are not trained."""
     word_scale: float = _number(1.0, 1e-6, 1e4)
