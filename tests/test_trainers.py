@@ -141,8 +141,22 @@ class TestLightning:
         assert callback.search.steppers[0].iteration == 10
         with pytest.raises(ValueError, match=r"'network\.0\.weight' is masked already; leave out sparsity="):
             trainer(IteRand(sparsity=0.6)).fit(module, trainer_scripts.batches())
-        with pytest.raises(ValueError, match="Module has no masked layer; call prune_ on it first"):
+        with pytest.raises(ValueError, match="Module has no masked layer; give the callback sparsity=, or call prune_"):
             trainer(IteRand()).fit(Module(), trainer_scripts.batches())
+
+    def test_a_module_that_prunes_itself(self, make):
+        from iterand.integrations.lightning import IteRand
+
+        Module, trainer = make
+
+        class Pruning(Module):
+            def configure_model(self) -> None:
+                if not iterand.masked_layers(self):
+                    iterand.prune_(self, 0.6)
+
+        callback = IteRand()
+        trainer(callback).fit(Pruning(), trainer_scripts.batches())
+        assert callback.search.steppers[0].iteration == 10
 
     def test_refusals(self, make):
         from iterand.integrations.lightning import IteRand
@@ -155,7 +169,7 @@ class TestLightning:
         workers = trainer(strategy="ddp_fork", devices=2)
         with pytest.raises(ValueError, match="the strategy trains a copy of the module in worker processes"):
             IteRand(0.6).setup(workers, Module(), "fit")
-        IteRand().setup(workers, Module(), "fit")
+        IteRand().setup(workers, iterand.prune_(Module(), 0.6), "fit")
         averaging = pytest.importorskip("lightning.pytorch.callbacks.weight_averaging")
         with pytest.raises(ValueError, match="use_buffers=True would average random weights"):
             trainer(IteRand(0.6), averaging.WeightAveraging()).fit(Module(), trainer_scripts.batches())

@@ -11,7 +11,7 @@ from torch import nn
 
 from iterand.masking import prune_
 from iterand.randomization import IterativeRandomization, Stepper, recommended_steppers
-from iterand.surgery import masked_layers
+from iterand.surgery import MaskedLayer, masked_layers
 
 MakeSteppers = Callable[[nn.Module, int], Iterable[Stepper]]
 """Makes the steppers of a model for this many optimizer steps."""
@@ -46,13 +46,23 @@ class Search:
         model._ddp_params_and_buffers_to_ignore = cast(Any, masked)
         self._pruned = model
 
+    def require_masked(self, model: nn.Module) -> dict[str, MaskedLayer]:
+        """The masked tensors of the model, which must have some."""
+        layers = masked_layers(model)
+        if not layers:
+            raise ValueError(
+                f"{type(model).__name__} has no masked layer; give the callback sparsity=, or call prune_ on it first"
+            )
+        return layers
+
     def begin(self, model: nn.Module, count_steps: Callable[[], float]) -> None:
         """Make the steppers; a model that is trained further keeps its own. Steps are counted only if needed."""
         if model is self._stepped:
             return
+        layers = self.require_masked(model).values()
         recommended = self.options.get("preset") == "recommended"
         if self._make_steppers is None and not recommended:
-            existing = any(layer.parametrization.is_existing for layer in masked_layers(model).values())
+            existing = any(layer.parametrization.is_existing for layer in layers)
             self.steppers = [] if existing else [IterativeRandomization(model)]
         else:
             steps = count_steps()

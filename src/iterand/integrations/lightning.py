@@ -52,6 +52,8 @@ class IteRand(Callback):
                 "module itself; prune_ it before fit, and leave out sparsity="
             )
         self.search.prune(pl_module)
+        if stage == "fit" and not _may_be_pruned_later(pl_module):
+            self.search.require_masked(pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the steppers."""
@@ -68,3 +70,9 @@ class IteRand(Callback):
         if trainer.global_step != self._step:
             self._step = trainer.global_step
             self.search.step()
+
+
+def _may_be_pruned_later(module: LightningModule) -> bool:
+    """Whether the module has hooks of its own that run after ``setup`` of a callback and before optimizers are made."""
+    hooks = ("setup", "configure_model")
+    return any(getattr(type(module), hook) is not getattr(LightningModule, hook, None) for hook in hooks)
