@@ -194,3 +194,5 @@ def test_holding_another_model_is_refused(tmp_path):
         iterand.read_ticket(tmp_path / "a.ticket").hold_zeros_(nn.Linear(2, 2))
     with pytest.raises(TicketError, match="of Mixed is not zero where it prunes; fill it with load_ticket first"):
         iterand.read_ticket(tmp_path / "a.ticket").hold_zeros_(Mixed())
+    with pytest.raises(ValueError, match="the model is masked; hold_zeros_ is for ordinary ones"):
+        iterand.read_ticket(tmp_path / "a.ticket").hold_zeros_(mixed())

@@ -274,7 +274,10 @@ def _rank_kept_first_(group: list[tuple[MaskedParametrization, Tensor]]) -> None
 
 def hold_zeros_(model: nn.Module, layers: Mapping[str, TicketLayer]) -> list[RemovableHandle]:
     """Keep pruned weights of an unmasked model at zero during training; see ``Ticket.hold_zeros_``."""
-    parameters, kind = dict(unwrap(model).named_parameters()), type(unwrap(model)).__name__
+    root = unwrap(model)
+    if masked_layers(root):
+        raise ValueError("the model is masked; hold_zeros_ is for ordinary ones, which load_ticket fills")
+    parameters, kind = dict(root.named_parameters()), type(root).__name__
     pruned = {}
     for name, layer in layers.items():
         if name not in parameters:
