@@ -1,9 +1,9 @@
 """Entropy coder of tickets: interleaved rANS. Encoder and decoder derive the frequencies from the symbol counts.
 
-Section 4 of ``docs/ticket-format.md`` specifies it. A sequence of symbols is first cut into *coded symbols*: groups of
-several symbols, or the runs between occurrences of a rare one. All sequences of a ticket share one coder with many
-interleaved lanes: NumPy codes one symbol of every lane per step. Frequencies are computed with integers only, so they
-are the same on every machine.
+Section 4 of ``docs/reference/ticket-format.md`` specifies it. A sequence of symbols is first cut into *coded symbols*:
+groups of several symbols, or the runs between occurrences of a rare one. All sequences of a ticket share one coder with
+many interleaved lanes: NumPy codes one symbol of every lane per step. Frequencies are computed with integers only, so
+they are the same on every machine.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Ticket file format 2: magic bytes, checksum, compressed JSON header, byte planes of tensors.
 
-``docs/ticket-format.md`` is the specification.
+``docs/reference/ticket-format.md`` is the specification.
 """
 
 import hashlib
