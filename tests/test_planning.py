@@ -100,6 +100,10 @@ def test_own_parameters_of_a_subclass_are_bare():
         model = iterand.prune_(nn.Sequential(Gained()), 0.5)
     assert list(iterand.masked_layers(model)) == ["0.weight"]
     assert model[0].gain.tolist() == [3.0] * 8
+    single = Gained()
+    single.gain = nn.Parameter(torch.tensor(3.0))
+    with pytest.warns(iterand.UnmaskedWarning, match=r"has 1 parameter in gain \(1\)"):
+        iterand.prune_(single, 0.5)
     assert list(iterand.masked_layers(iterand.prune_(nn.Sequential(Gained()), 0.5, include="*"))) == [
         "0.weight",
         "0.gain",

@@ -19,6 +19,11 @@ def shown(value: Any) -> str:
         return "a whole number of thousands of digits"  # Python limits int to str conversion
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and its noun, such as ``1 layer`` or ``2,000 layers``."""
+    return f"{count:,} {noun}" + "s" * (count != 1)
+
+
 def is_text(value: str) -> bool:
     """Whether a string can be encoded as UTF-8. File names with surrogate escapes cannot."""
     try:

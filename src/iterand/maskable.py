@@ -22,6 +22,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.parametrize import ParametrizationList
 
+from iterand.checks import counted
 from iterand.distributions import is_conv1d
 
 # 1. Parameters and their kinds.
@@ -136,7 +137,7 @@ def parametrized(module: nn.Module) -> dict[str, ParametrizationList]:
 
 def list_tensors(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """The number of parameters in these tensors, and the names of the largest."""
-    return f"{sum(map(math.prod, shapes.values())):,} parameters in {name_tensors(shapes)}"
+    return f"{counted(sum(map(math.prod, shapes.values())), 'parameter')} in {name_tensors(shapes)}"
 
 
 def name_tensors(shapes: Mapping[str, tuple[int, ...]], most: int = 5) -> str:

@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from iterand.checks import counted
 from iterand.cli.console import err, out, print_json, printable, say
 from iterand.errors import IterandError, RecipeError, TicketError
 from iterand.files import atomic_write
@@ -112,7 +113,8 @@ def verify(
         print_json({"path": str(file), "layers": len(ticket.layers), "kept": kept, "run": run and str(run), "ok": True})
         return
     what = "as they were saved" if ticket.base is None else f"of the base {printable(ticket.base)}; masks as saved"
-    say(f"{file}: whole; {len(ticket.layers)} layers, {kept:,} kept weights, {what}")
+    counts = f"{counted(len(ticket.layers), 'layer')}, {counted(kept, 'kept weight')}"
+    say(f"{file}: whole; {counts}, {what}")
     if run is not None:
         say(f"equal, bit for bit, to the weights of {run}")
 

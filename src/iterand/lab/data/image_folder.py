@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from iterand import memory
+from iterand.checks import counted
 from iterand.errors import DataError
 from iterand.lab.data.dataset import Dataset, Located, Normalizer, Options, Progress, fixed_order, limited
 from iterand.lab.data.decoding import Pixels, decode_square
@@ -159,7 +160,7 @@ def _split(tree: ClassFolders, parts: int) -> list[Tensor]:
         images = (tree.labels == label).nonzero().squeeze(1)
         if len(images) <= parts:
             raise DataError(
-                f"{tree.root / name} has {len(images)} image{'s' * (len(images) > 1)}; a class needs at least "
+                f"{tree.root / name} has {counted(len(images), 'image')}; a class needs at least "
                 f"{parts + 1}, so that {'one of them validates' if parts == 1 else 'two of them validate and test'}"
             )
         held_out = [max(1, len(images) // _HELD_OUT)] * parts
