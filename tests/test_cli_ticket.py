@@ -13,15 +13,15 @@ from torch import nn
 from typer.testing import CliRunner
 
 import iterand
-from iterand.cli import ticket as commands
+from iterand.cli import export, ticket
 from iterand.errors import TicketError
 from iterand.lab.networks import build_network
 from ticket_models import mixed, searched
 
 NETWORK = {"name": "digits_conv", "width_factor": 0.5}
 app = typer.Typer()
-app.add_typer(commands.app, name="ticket")
-app.command()(commands.export)
+app.add_typer(ticket.app, name="ticket")
+app.command()(export.export)
 
 
 def said(*arguments: object) -> str:

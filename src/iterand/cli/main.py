@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from iterand import __version__
-from iterand.cli import bench, data, report, reproduce, theory, ticket, train
+from iterand.cli import bench, data, export, report, reproduce, theory, ticket, train
 from iterand.cli.console import accept_any_text, err, out, warn
 from iterand.errors import IterandError
 from iterand.lab.training.environment import Interrupted
@@ -31,7 +31,7 @@ app.command()(train.evaluate)
 app.command()(train.recipes)
 app.command()(reproduce.reproduce)
 app.command()(report.report)
-app.command()(ticket.export)
+app.command()(export.export)
 app.command()(bench.bench)
 app.add_typer(ticket.app, name="ticket")
 app.add_typer(theory.app, name="theory")

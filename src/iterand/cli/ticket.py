@@ -1,10 +1,8 @@
-"""``iterand ticket`` and ``iterand export``: show a ticket, verify it, write its network for other programs."""
+"""``iterand ticket``: show a ticket, verify it."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,12 +12,11 @@ from rich.table import Table
 
 from iterand.checks import counted
 from iterand.cli.console import err, out, print_json, printable, say
-from iterand.errors import IterandError, RecipeError, TicketError
-from iterand.files import atomic_write
+from iterand.errors import IterandError, TicketError
 from iterand.lab.report.formatting import size
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from iterand.ticket import Ticket
     from iterand.ticket.inspect import Cost
@@ -29,48 +26,7 @@ app = typer.Typer(no_args_is_help=True, help="Show and verify tickets.")
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A ticket.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
-
-_SAMPLE = 512  # inputs from which the ranges of values are chosen
 _SHORTEST_NAME = 16  # columns of a layer's name, however narrow the terminal is
-
-
-class Format(StrEnum):
-    """The file formats that a network can be exported to."""
-
-    c = "c"
-    onnx = "onnx"
-    safetensors = "safetensors"
-
-
-class Activations(StrEnum):
-    """What the values between layers are."""
-
-    float32 = "float32"
-    int8 = "int8"
-
-
-class Weights(StrEnum):
-    """What the constant data of an exported C program has of the weights."""
-
-    offsets = "offsets"
-    ticket = "ticket"
-
-
-class Integers(StrEnum):
-    """What the weights of an ONNX model are."""
-
-    int4 = "int4"
-    int8 = "int8"
-
-
-_FORMATS = {  # of options that not all formats have
-    "--input-shape": (Format.onnx, Format.c),
-    "--data-dir": (Format.onnx, Format.c),
-    "--integers": (Format.onnx,),
-    "--activations": (Format.c,),
-    "--sample": (Format.c,),
-    "--weights": (Format.c,),
-}
 
 
 @app.command()
@@ -82,7 +38,7 @@ def info(
     """Show the layers of a ticket and its size in bytes."""
     from iterand.ticket.inspect import cost, unmasked
 
-    ticket = _read(file)
+    ticket = read(file)
     costs = cost(ticket)
     stored, share = unmasked(ticket)
     if json:
@@ -103,8 +59,8 @@ def verify(
     json: Json = False,
 ) -> None:
     """Decode a whole ticket and check it. With --run, compare it with the weights of that run."""
-    ticket = _read(file)
-    state = _decoded(file, ticket) if ticket.base is None else _checked_masks(file, ticket)
+    ticket = read(file)
+    state = decoded(file, ticket) if ticket.base is None else _checked_masks(file, ticket)
     if run is not None:
         with err.status("comparing"):
             _compare(file, state, run)
@@ -117,114 +73,6 @@ def verify(
     say(f"{file}: whole; {counts}, {what}")
     if run is not None:
         say(f"equal, bit for bit, to the weights of {run}")
-
-
-def export(
-    file: File,
-    to: Annotated[Format, typer.Option("--format", help="File format.")],
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", help="File to write (FILE with the suffix of the format); for C, a folder."),
-    ] = None,
-    input_shape: Annotated[
-        str | None,
-        typer.Option(metavar="1,3,32,32", help="For ONNX and C: shape of an input (that of the recipe's data)."),
-    ] = None,
-    integers: Annotated[
-        Integers | None,
-        typer.Option(help="For ONNX: int4, or int8 for runtimes without 4-bit integers (default: int4)."),
-    ] = None,
-    activations: Annotated[
-        Activations | None,
-        typer.Option(help="For C: float32, or int8 for small machines and for speed (default: float32)."),
-    ] = None,
-    sample: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.npy", help="For int8: a batch of inputs (images that the recipe validates with)."),
-    ] = None,
-    weights: Annotated[
-        Weights | None,
-        typer.Option(
-            help="For C: a byte for a kept weight, or the coded masks and signs of the ticket (default: offsets)."
-        ),
-    ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="For ONNX and C: folder of the data sets.")] = None,
-    json: Json = False,
-) -> None:
-    """Write the network of a ticket for other programs.
-
-    safetensors: a state dict of dense tensors. onnx: a model with integer weights, checked with onnxruntime. c: a
-    folder with a C program that skips pruned weights, checked if there is a C compiler.
-    """
-    given = {"--integers": integers, "--activations": activations, "--sample": sample, "--weights": weights}
-    _check_format(to, {"--input-shape": input_shape, "--data-dir": data_dir, **given})
-    shape = _check_inputs(input_shape, sample, activations)
-    ticket, target = _read(file), output or file.with_suffix(f".{to}")
-    if to is Format.safetensors:
-        _write_state_dict(file, ticket, target)
-        _report(file, target, json, "its tensors are dense: as many bytes as any state dict")
-        return
-    network = _network(file, ticket, to)
-    count = _SAMPLE if activations is Activations.int8 else 2
-    example = (_sample(sample),) if sample else _example(ticket, shape, data_dir, count)
-    if to is Format.c:
-        coded, folder = ticket if weights is Weights.ticket else None, output or file.with_suffix("")
-        _export_c(file, network, example[0], activations or Activations.float32, coded, folder, json)
-        return
-    from iterand.inference.onnx import export_onnx
-
-    integers = integers or Integers.int4
-    with err.status("exporting"), _writing(target):
-        done = export_onnx(ticket, network, example, target, integers=integers)
-    note = (
-        f"{len(done.whole_numbers)} of {len(ticket.layers)} layers in {integers}; onnxruntime agrees with torch to "
-        f"{done.difference:.0e} of the largest output; dense kernels run no faster for the zeros"
-    )
-    _report(file, target, json, note, difference=done.difference)
-
-
-def _check_format(to: Format, options: Mapping[str, object]) -> None:
-    """Refuse options that the format does not have."""
-    for option, value in options.items():
-        if value is not None and to not in _FORMATS[option]:
-            raise ValueError(f"{option} is for --format {' or '.join(_FORMATS[option])}, not for {to}; leave it out")
-
-
-def _check_inputs(shape: str | None, sample: Path | None, activations: Activations | None) -> list[int] | None:
-    """The shape of an input, if given; refuses options for inputs that do not go together."""
-    if sample and activations is not Activations.int8:
-        raise ValueError("--sample is for --activations int8; leave it out")
-    if shape is None:
-        return None
-    if activations is Activations.int8:
-        raise ValueError("--activations int8 needs inputs, not only their shape; give --sample, not --input-shape")
-    parts = shape.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"--input-shape is {shape!r}; it must be whole numbers such as 1,3,32,32, all above 0")
-    return [int(part) for part in parts]
-
-
-def _export_c(
-    file: Path,
-    network: "nn.Module",
-    example: "Tensor",
-    activations: Activations,
-    coded: "Ticket | None",
-    folder: Path,
-    json: bool,
-) -> None:
-    from iterand.inference.c.export import export_c
-
-    with err.status("exporting"), _writing(folder):
-        done = export_c(network, example, folder, activations=activations, ticket=coded)
-    if json:
-        print_json({"path": str(file), "written": str(folder), **asdict(done)})
-        return
-    checked = "no C compiler is found, so its outputs are not checked"
-    if done.difference is not None:
-        checked = f"its outputs agree with torch to {done.difference:.0e} of the largest"
-    decoded = f" and {size(done.weights)} for decoded weights" if done.weights else ""
-    say(f"{folder}: {size(done.bytes)} of constant data, {size(done.arena)} of memory{decoded}; {checked}")
 
 
 def _print_layers(costs: "Cost", wide: bool) -> None:
@@ -322,7 +170,8 @@ def _compare(file: Path, state: dict[str, "Tensor"], run: Path) -> None:
             raise TicketError(f"ticket {str(file)!r}: {name!r} is not what the run {str(run)!r} holds")
 
 
-def _read(file: Path) -> "Ticket":
+def read(file: Path) -> "Ticket":
+    """Open a ticket that must exist."""
     from iterand.ticket import read_ticket
 
     if not file.exists():
@@ -330,7 +179,8 @@ def _read(file: Path) -> "Ticket":
     return read_ticket(file)
 
 
-def _decoded(file: Path, ticket: "Ticket") -> dict[str, "Tensor"]:
+def decoded(file: Path, ticket: "Ticket") -> dict[str, "Tensor"]:
+    """The tensors of a ticket; errors name its file."""
     with err.status("decoding"):
         try:
             return ticket.state_dict()
@@ -346,101 +196,3 @@ def _checked_masks(file: Path, ticket: "Ticket") -> dict[str, "Tensor"]:
         except IterandError as error:
             raise type(error)(f"ticket {str(file)!r}: {error}") from None
     return ticket.other_tensors() | weights
-
-
-def _write_state_dict(file: Path, ticket: "Ticket", target: Path) -> None:
-    from safetensors.torch import save
-
-    state = _decoded(file, ticket)
-    with _writing(target):
-        # safetensors refuses tensors that share memory, as tied ones do.
-        atomic_write(target, save({name: tensor.clone() for name, tensor in state.items()}))
-
-
-@contextmanager
-def _writing(target: Path) -> Iterator[None]:
-    """Name the target in errors of the operating system."""
-    try:
-        yield
-    except OSError as error:
-        if error.strerror is None:  # of iterand, a sentence already
-            raise
-        raise IterandError(f"cannot write {target}: {error.strerror}") from None
-
-
-def _sample(path: Path) -> "Tensor":
-    """A batch of inputs from a file."""
-    import numpy as np
-    import torch
-
-    try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or "it is not an array that numpy.save wrote"
-        raise IterandError(f"{path} cannot be read: {reason}") from None
-    if not isinstance(found, np.ndarray) or found.dtype.kind != "f" or found.ndim < 2 or not len(found):
-        kind = f"{found.dtype} of shape {found.shape}" if isinstance(found, np.ndarray) else "several arrays"
-        raise IterandError(
-            f"{path} has {kind}; a sample is one batch of floating-point inputs, prepared as in training"
-        )
-    return torch.from_numpy(np.ascontiguousarray(found, np.float32))
-
-
-def _network(file: Path, ticket: "Ticket", to: Format) -> "nn.Module":
-    """The network of a ticket, which the command builds from the recipe inside."""
-    from iterand.checks import shown
-    from iterand.lab.networks.external import names_code
-    from iterand.ticket import load_ticket
-
-    options = (ticket.recipe or {}).get("network")
-    name = options.get("name") if isinstance(options, dict) else None
-    reason = None
-    if ticket.base is not None:
-        reason = f"it is a mask on the weights of {shown(ticket.base)}, which it does not hold"
-    elif not isinstance(name, str):
-        reason = "it has no recipe of a network inside"
-    elif names_code(name):
-        reason = f"its network is made by code, {shown(name)}, and a file never runs code"
-    if reason is not None:
-        exporter = "iterand.inference.c.export.export_c" if to is Format.c else "iterand.inference.onnx.export_onnx"
-        raise TicketError(
-            f"ticket {str(file)!r}: {reason}; in Python, load it into your model with load_ticket, and give the model "
-            f"to {exporter}"
-        )
-    return load_ticket(file)
-
-
-def _example(ticket: "Ticket", shape: list[int] | None, data_dir: Path | None, count: int) -> tuple["Tensor", ...]:
-    """So many inputs of the data of a ticket; random ones if only their shape is given."""
-    import torch
-
-    if shape is not None:
-        batch, *rest = shape
-        return (torch.randn(max(batch, 2), *rest, generator=torch.Generator().manual_seed(0)),)
-    from iterand.lab.data import IMAGE_FOLDER, load_data
-    from iterand.lab.training import recipe_file
-
-    try:
-        chosen = recipe_file.from_dict(ticket.recipe or {}).data  # a recipe leaves out what is as by default
-    except RecipeError as error:
-        other = "--input-shape" if count == 2 else "--sample"
-        raise ValueError(f"the ticket does not say which data its network takes ({error}); give {other}") from None
-    if chosen.name == IMAGE_FOLDER:
-        if count > 2:
-            raise ValueError("the ticket does not say where its images are; give --sample")
-        return (torch.randn(2, 3, chosen.image_size, chosen.image_size, generator=torch.Generator().manual_seed(0)),)
-    try:
-        data = load_data(chosen.name, torch.device("cpu"), data_dir, normalization=chosen.normalization)
-    except IterandError as error:
-        other = "--input-shape, which needs no data" if count == 2 else "--sample"
-        raise type(error)(f"{error}; or give {other}") from None
-    count = min(count, len(data.validation))
-    return next(iter(data.validation.batches(torch.arange(count), count))).inputs
-
-
-def _report(file: Path, target: Path, json: bool, note: str, **facts: float) -> None:
-    written = target.stat().st_size
-    if json:
-        print_json({"path": str(file), "written": str(target), "bytes": written, **facts})
-    else:
-        say(f"{target}: {size(written)}; {note}")
