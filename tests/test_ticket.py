@@ -269,9 +269,9 @@ def test_recipe_and_metrics_are_json(tmp_path):
     assert ticket.metrics == {"accuracy": 0.5, "loss": None, "steps": [1, 2]}
     with pytest.raises(ValueError, match=r"metrics cannot be written as JSON: .*object"):
         iterand.save_ticket(mixed(), tmp_path / "b.ticket", metrics={"what": object()})
-    for given in ([1, 2], 3):
+    for wrong in ([1, 2], 3):
         with pytest.raises(ValueError, match=r"metrics is .*; it must be a mapping"):
-            iterand.save_ticket(mixed(), tmp_path / "b.ticket", metrics=given)
+            iterand.save_ticket(mixed(), tmp_path / "b.ticket", metrics=wrong)
     with pytest.raises(ValueError, match="half is 'no'; it must be True, False or 'exact'"):
         iterand.save_ticket(mixed(), tmp_path / "b.ticket", half="no")
 
