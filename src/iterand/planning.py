@@ -243,8 +243,8 @@ def check_gain(value: Any) -> float:
 
 
 def recommended_gain(sparsity: float) -> float:
-    """(1 − p)^(−1/4), for a model without norms: pruning makes activations smaller in every layer."""
-    return (1 - sparsity) ** -0.25 if sparsity < 1 else 1.0
+    """(1 − p)^(−1/4) to two decimals, for a model without norms: pruning makes activations smaller in every layer."""
+    return round((1 - sparsity) ** -0.25, 2) if sparsity < 1 else 1.0
 
 
 def _fan_in(owner: Owner) -> int:
