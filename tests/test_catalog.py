@@ -31,7 +31,7 @@ SIZES = {
     "best": (23, 13, 3),
     "few-labels": (8, 0, 3),
     "ablation": (21, 0, 3),
-    "gain": (18, 0, 3),
+    "gain": (30, 0, 3),
     "family": (112, 0, 3),
     "claims": (6, 2, 3),
 }

@@ -479,9 +479,8 @@ def gain() -> Lines:
             continue  # nothing to compare yet
         rows.append([f"{network}, p = {sparsity:g}", *(accuracy(cell, 3) if cell else "" for cell in there)])
         shown += [cell for cell in there if cell]
-    what = (
-        "Test accuracy in % by the gain of the weights; digits: those of scikit-learn, the recipe `digits` with ρ = 1"
-    )
+    what = "Test accuracy in % by the gain of the weights; digits of scikit-learn by the recipe `digits`, with ρ = 1 "
+    what += "unless a row says otherwise"
     return [*caption(what, shown, 3, "iterand reproduce gain"), *markdown(["", *map(str, gains)], rows)]
 
 

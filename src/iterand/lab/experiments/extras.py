@@ -129,9 +129,10 @@ def gain() -> Experiment:
     """Larger weights in networks without norms, by how much is pruned."""
     cells = list[Cell]()
     exponents = {"1": 0.0, "(1 − p)^(−1/4)": -0.25, "(1 − p)^(−1/2)": -0.5}
-    digits = find_recipe("digits", ["width_factor=1"])
+    shares = (0.5, 0.8, 0.9, 0.95)
     for network, base, sparsities in (
-        ("Digits", digits, (0.5, 0.8, 0.9, 0.95)),
+        ("Digits, ρ = 0.25", find_recipe("digits"), shares),
+        ("Digits", find_recipe("digits", ["width_factor=1"]), shares),
         ("Conv6", find_recipe("best-conv6"), (0.5, 0.9)),
     ):
         for sparsity in sparsities:
