@@ -103,5 +103,5 @@ def test_the_wheel_trains_and_reports(installed, tmp_path):
         assert record["environment"]["commit"] is None  # it runs from no repository
         if folder in tickets:
             assert (folder / "model.ticket").stat().st_size == record["result"]["ticket_bytes"]
-    assert "3 runs in 1 of" in run([command, "report", "runs", "--scale", "tiny"], tmp_path)
+    assert "report.html: 3 runs in " in run([command, "report", "runs", "--scale", "tiny"], tmp_path)
     assert "</html>" in (tmp_path / "report.html").read_text(encoding="utf-8")
