@@ -30,6 +30,7 @@ SIZES = {
     "imdb": (6, 6, 5),
     "best": (23, 13, 3),
     "few-labels": (8, 0, 3),
+    "long": (2, 0, 3),
     "ablation": (21, 0, 3),
     "gain": (30, 0, 3),
     "family": (112, 0, 3),
@@ -124,7 +125,8 @@ def test_experiments_share_their_runs():
     assert len(runs("best") & runs("imp", "best")) == 10
     assert len(runs("claims") & runs("family")) == 2
     assert len(runs("claims") & runs("figure2")) == 1
-    for name in ("digits", "figure3", "large", "imdb", "best", "few-labels", "ablation", "gain", "family", "claims"):
+    ours = ("best", "few-labels", "long", "ablation", "gain", "family", "claims")
+    for name in ("digits", "figure3", "large", "imdb", *ours):
         assert runs(name) == runs(name, "text") == runs(name, "best")
 
 

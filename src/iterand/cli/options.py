@@ -21,6 +21,7 @@ EXPERIMENTS = (
     "imdb",
     "best",
     "few-labels",
+    "long",
     "ablation",
     "gain",
     "family",

@@ -25,6 +25,7 @@ _EXPERIMENTS = {
     "imdb": paper.imdb,
     "best": extras.best,
     "few-labels": extras.few_labels,
+    "long": extras.long,
     "ablation": extras.ablation,
     "gain": extras.gain,
     "family": extras.family,

@@ -43,6 +43,7 @@ FAMILY = {
 }
 """The other ways to prune random networks: what they change in a recipe."""
 _TENTH = 4_500
+_LONG = 300
 _FAMILY_NETWORKS = {"Conv6": "conv6", "ResNet18": "resnet18"}
 
 
@@ -104,6 +105,17 @@ def few_labels() -> Experiment:
             cells.append(_cell(network, method, find_recipe(name, changes), sparsity))
     title = f"CIFAR-10 with a tenth of its labels: {_TENTH:,} training images"
     return Experiment("few-labels", title, tuple(cells), seeds=3, where="ours", plot="bars")
+
+
+def long() -> Experiment:
+    """The search and dense SGD, trained three times as long."""
+    changes = [f"epochs={_LONG}"]
+    cells = (
+        _cell("ResNet18", "dense SGD", find_recipe("best-resnet18-sgd", changes), 0.0),
+        _cell("ResNet18", "IteRand", find_recipe("best-resnet18", [*changes, "sparsity=0.9"]), 0.9),
+    )
+    title = f"{_LONG} epochs of ResNet18 with the recommended settings: dense SGD and the search at p = 0.9"
+    return Experiment("long", title, cells, seeds=3, where="ours", plot="bars")
 
 
 def ablation() -> Experiment:
