@@ -7,8 +7,9 @@ BIN := .venv/bin
 quickstart: .venv/installed
 	$(BIN)/iterand reproduce digits
 
+# Three processes fill two cores: many tests wait for processes of their own.
 test: .venv/installed-dev
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 report: .venv/installed
 	$(BIN)/iterand report results

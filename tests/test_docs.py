@@ -435,4 +435,4 @@ def test_the_citation_names_the_authors_of_the_paper():
 def test_make_docs_is_strict_and_part_of_the_gate():
     makefile = (ROOT / "Makefile").read_text()
     assert "mkdocs build --strict" in makefile
-    assert "make docs" in (ROOT / ".ci" / "run").read_text()
+    assert "make -j2 lint docs" in (ROOT / ".ci" / "run").read_text()

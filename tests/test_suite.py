@@ -22,7 +22,7 @@ PASSING = "def test_one(): pass\n"
 
 def session(folder, code, *options, **variables):
     """Run these tests as ``make test`` does, beside others that pass."""
-    (flags,) = re.findall(r"pytest (-n 2 .*)", (ROOT / "Makefile").read_text())
+    (flags,) = re.findall(r"pytest (-n 3 .*)", (ROOT / "Makefile").read_text())
     (folder / "test_code.py").write_text(code)
     (folder / "test_other.py").write_text(PASSING)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *shlex.split(flags), *options, str(folder)]

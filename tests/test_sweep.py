@@ -184,7 +184,7 @@ class Drawing:
 
 def test_a_run_has_the_generator_and_the_threads_of_its_recipe(tmp_path):
     def seen(seed, folder):
-        settings = [f"seed={seed}", f"epochs={1 + seed}", f"threads={1 + seed % 2}"]
+        settings = [f"seed={seed}", "limit=300", f"epochs={1 + seed}", f"threads={1 + seed % 2}"]
         recipe = recipe_file.override(find_recipe("digits"), settings)
         before, observer = torch.get_num_threads(), Drawing()
         assert do(Task("run", recipe, tmp_path / folder / str(seed), "cpu"), observer).kind == "done"
