@@ -118,16 +118,15 @@ def test_a_warning_names_what_is_neither_masked_nor_frozen():
         iterand.prune_(Bare(), 0.5)
     (warning,) = caught
     assert str(warning.message) == (
-        "Bare has 201 parameters in table.0 (8×8), table.1 (8×8), named.out (8×8), token (8), scale (1) that are "
-        "neither masked nor frozen: they keep their values and stay trainable (25.0 % of the parameters in matrices "
-        "are masked); mask them too with include='*' or overrides=, or name them in exclude="
+        "Bare has 201 parameters in table.0 (8×8), table.1 (8×8), named.out (8×8), token (8), scale (1), neither "
+        "masked nor frozen: kept as is, and trainable (25.0 % of the parameters in matrices are masked); mask them too with include='*' or overrides=, or name them in exclude="
     )
     assert warning.filename == __file__
 
 
 def test_the_largest_are_named_and_the_others_counted():
     model = nn.Sequential(nn.Linear(4, 4), nn.ParameterList([nn.Parameter(torch.ones(n)) for n in range(1, 8)]))
-    with pytest.warns(iterand.UnmaskedWarning, match=r"28 parameters in 1\.6 \(7\), .* 1\.2 \(3\), 2 more that are"):
+    with pytest.warns(iterand.UnmaskedWarning, match=r"28 parameters in 1\.6 \(7\), .* 1\.2 \(3\), 2 more, neither"):
         iterand.prune_(model, 0.5)
 
 
@@ -176,7 +175,7 @@ def test_a_bias_that_has_a_second_name_is_not_left_alone():
 
 def test_frozen_parameters_are_not_called_trainable():
     model = nn.Sequential(nn.Linear(4, 4), nn.ParameterList([nn.Parameter(torch.ones(3, 3), requires_grad=False)]))
-    with pytest.warns(iterand.UnmaskedWarning, match=r"1\.0 \(3×3\) .*: they keep their values \(64\.0 % of"):
+    with pytest.warns(iterand.UnmaskedWarning, match=r"1\.0 \(3×3\), .*: kept as is \(64\.0 % of"):
         iterand.prune_(model, 0.5)
 
 

@@ -200,9 +200,9 @@ def _describe_left_alone(plan: PruningPlan) -> str:
     matrices = sum(one.numel() for one in plan.root.parameters() if not is_lazy(one) and one.dim() > 1)
     masked = sum(mask.score.numel() for mask in plan.masks if mask.score.dim() > 1)
     trained = any(owner.parameter.requires_grad for owner in plan.left_alone)
-    effect = "they keep their values" + " and stay trainable" * trained
+    effect = "kept as is" + ", and trainable" * trained
     return (
-        f"{type(plan.root).__name__} has {list_tensors(_shapes(plan.left_alone))} that are neither masked nor frozen: "
+        f"{type(plan.root).__name__} has {list_tensors(_shapes(plan.left_alone))}, neither masked nor frozen: "
         f"{effect} ({100 * masked / max(matrices, 1):.1f} % of the parameters in matrices are masked); mask them too "
         "with include='*' or overrides=, or name them in exclude="
     )

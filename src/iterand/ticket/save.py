@@ -69,7 +69,7 @@ def save_ticket(
         raise FileNotFoundError(f"{folder} is not a folder that exists; create it, or give another path")
     atomic_write(path, ticket_bytes(model, recipe=recipe, metrics=metrics, base=base, half=half))
     if unmasked := left_alone(model):
-        what = f"{Path(path).name} stores {list_tensors(unmasked)} in full, since they are neither masked nor frozen"
+        what = f"{Path(path).name} stores {list_tensors(unmasked)} in full, neither masked nor frozen"
         warnings.warn(f"{what}; prune_ with include='*', or name them in exclude=", UnmaskedWarning, stacklevel=2)
 
 
