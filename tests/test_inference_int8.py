@@ -135,6 +135,28 @@ def test_sums_that_do_not_fit_saturate():
     assert int8_reference.sums(np.ones(128), np.full((128, 1), 255)) == 128 * 255
 
 
+def test_steps_are_larger_where_sums_would_not_fit(tmp_path):
+    torch.manual_seed(0)
+    first, second = nn.Conv1d(1, 6, 5), nn.Linear(900, 8)
+    with torch.no_grad():
+        first.bias += 2
+        second.weight.copy_(torch.where(second.weight > -0.02, 0.05, 0.0))  # sums of hundreds of positive numbers
+    model = nn.Sequential(
+        first, nn.ReLU(), nn.MaxPool1d(2), nn.Flatten(), second, nn.ReLU(), nn.Linear(8, 3)
+    )  # fmt: skip
+    inputs = images_for((1, 304), 64)
+    graph = trace(model.eval(), torch.zeros(1, 1, 304))
+    codes = calibrate(graph, inputs)
+    largest = first(inputs).max().item()
+    assert codes["v1"].scale > 1.5 * largest / 255  # the value before pooling and flattening
+    assert codes["v1"] == codes["v2"] == codes["v3"]
+    source = emit(graph, activations=codes)
+    found = run(build(source, tmp_path, "-O2", NATIVE), source, inputs.numpy())
+    with torch.no_grad():
+        expected = model(inputs).numpy()
+    assert np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
+
+
 def test_trained_tickets_are_close_to_float32(tmp_path):
     model = iterand.load_ticket(TICKETS / "best-resnet20-87c5297945.ticket").eval()
     graph = trace(model, torch.zeros(1, 3, 32, 32))

@@ -1,18 +1,21 @@
 """Activations as bytes: which number a byte stands for, chosen from a sample of inputs."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from iterand.inference.c.lists import Lists
 from iterand.inference.graph import FoldedModule
-from iterand.inference.nodes import Flatten, Graph, Linear, MaxPool
+from iterand.inference.nodes import Convolution, Flatten, Graph, Linear, MaxPool
 
 LEVELS = 255
 _BATCH = 32
-
+_TOGETHER = 128  # bytes of each sign whose sum always fits 16 bits
+_LARGEST_SUM = 3 << 13  # on the sample: three quarters of what fits 16 bits, which saturate
 
 ACTIVATIONS = ("float32", "int8")
 
@@ -55,17 +58,21 @@ def calibrate(graph: Graph, sample: Tensor) -> dict[str, Bytes]:
     """What the bytes of each value stand for, by the name of the value: from its smallest to its largest number.
 
     Values that max pooling and flattening only select or reorder keep the range of their input. A linear layer at the
-    end gives floats, so its value has none.
+    end gives floats, so its value has none. Where a layer adds so many bytes that their sum would not fit 16 bits, the
+    steps of its input are larger.
     """
-    ranges = _ranges(graph, sample)
-    found = {graph.input.name: _bytes(*ranges[graph.input.name])}
+    ranges, sums = _measure(graph, sample)
+    origins = {graph.input.name: graph.input.name}
     for node in graph.nodes:
-        name = node.output.name
-        if isinstance(node, (MaxPool, Flatten)):
-            found[name] = found[node.inputs[0].name]
-        elif not gives_floats(graph, name):
-            found[name] = _bytes(*ranges[name])
-    return found
+        same = isinstance(node, (MaxPool, Flatten))
+        origins[node.output.name] = origins[node.inputs[0].name] if same else node.output.name
+    found = {name: _bytes(*ranges[name]) for name in dict.fromkeys(origins.values())}
+    factors = dict.fromkeys(found, 1.0)
+    for one in sums:
+        origin = origins[one.node.inputs[0].name]
+        factors[origin] = max(factors[origin], one.largest(found[origin]) / _LARGEST_SUM)
+    codings = {name: _bytes(*ranges[name], factor) for name, factor in factors.items()}
+    return {name: codings[origin] for name, origin in origins.items() if not gives_floats(graph, name)}
 
 
 def gives_floats(graph: Graph, name: str) -> bool:
@@ -78,10 +85,34 @@ def gives_floats(graph: Graph, name: str) -> bool:
     )  # fmt: skip
 
 
-def _ranges(graph: Graph, sample: Tensor) -> dict[str, tuple[float, float]]:
-    """The smallest and the largest number of every value, and zero."""
+class _Sums:
+    """The smallest and the largest sum of each channel of a layer, in units of its weights."""
+
+    def __init__(self, node: Convolution | Linear, lists: Lists) -> None:
+        self.node = node
+        self._lists = lists
+        self._low = self._high = np.zeros(len(lists.scale))
+
+    def add(self, module: FoldedModule, inputs: Tensor) -> None:
+        """Measure a batch."""
+        shift = torch.from_numpy(self.node.shift).view(-1, *[1] * (len(self.node.output.shape) - 1))
+        plain = replace(self.node, inputs=self.node.inputs[:1], relu=False)
+        sums = (module.compute(plain, inputs) - shift).transpose(0, 1).flatten(1).double().numpy()
+        scale = np.where(self._lists.scale > 0, self._lists.scale, 1.0)
+        self._low = np.minimum(self._low, sums.min(1) / scale)
+        self._high = np.maximum(self._high, sums.max(1) / scale)
+
+    def largest(self, coding: Bytes) -> float:
+        """The largest magnitude of a sum of bytes."""
+        zeros = coding.zero * self._lists.total
+        return float(max(abs(edge / coding.scale + zeros).max() for edge in (self._low, self._high)))
+
+
+def _measure(graph: Graph, sample: Tensor) -> tuple[dict[str, tuple[float, float]], list[_Sums]]:
+    """The smallest and the largest number of every value, and zero; and the sums that may not fit 16 bits."""
     module = FoldedModule(graph)
-    found: dict[str, tuple[float, float]] = {}
+    ranges: dict[str, tuple[float, float]] = {}
+    sums = list(_long_sums(graph))
     with torch.no_grad():
         for images in torch.split(sample, _BATCH):
             values = {graph.input: images}
@@ -91,11 +122,22 @@ def _ranges(graph: Graph, sample: Tensor) -> dict[str, tuple[float, float]]:
                 smallest, largest = float(tensor.min()), float(tensor.max())
                 if not np.isfinite(largest - smallest):
                     raise ValueError("an activation is not finite for this sample; give inputs prepared as in training")
-                low, high = found.get(value.name, (0.0, 0.0))
-                found[value.name] = min(low, smallest), max(high, largest)
-    return found
+                low, high = ranges.get(value.name, (0.0, 0.0))
+                ranges[value.name] = min(low, smallest), max(high, largest)
+            for one in sums:
+                one.add(module, values[one.node.inputs[0]])
+    return ranges, sums
 
 
-def _bytes(low: float, high: float) -> Bytes:
-    scale = (high - low) / LEVELS
+def _long_sums(graph: Graph) -> Iterator[_Sums]:
+    """The layers that add or subtract many bytes; other weights than small multiples have sums of 32 bits."""
+    for node in graph.nodes:
+        if isinstance(node, (Convolution, Linear)) and not gives_floats(graph, node.output.name):
+            lists = Lists(node, integers=True)
+            if lists.values is None and max(lists.counts) > _TOGETHER:
+                yield _Sums(node, lists)
+
+
+def _bytes(low: float, high: float, factor: float = 1.0) -> Bytes:
+    scale = factor * (high - low) / LEVELS
     return Bytes(scale, round(-low / scale)) if scale else Bytes(1.0, 0)
