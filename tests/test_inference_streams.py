@@ -154,6 +154,15 @@ def test_the_export_is_checked_and_its_example_runs(tmp_path, monkeypatch):
     torch.testing.assert_close(torch.tensor([float(line) for line in printed.split()]), model(image)[0].detach())
 
 
+def test_larger_weights_of_a_network_without_norms(tmp_path):
+    def build():
+        return nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 3))
+
+    path = tmp_path / "a.ticket"
+    iterand.save_ticket(iterand.prune_(build(), 0.8, preset="recommended"), path)
+    check(iterand.load_ticket(path, build()).eval(), iterand.read_ticket(path), (12,), tmp_path)
+
+
 def test_damaged_weights_are_noticed(tmp_path):
     torch.manual_seed(0)
     ticket = searched(network(), tmp_path / "a.ticket", 0.8, 1.0, 3)

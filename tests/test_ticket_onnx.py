@@ -150,3 +150,71 @@ def test_wrong_arguments_and_missing_packages(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"ONNX export needs onnx, .* pip install 'iterand\[onnx\]'"):
         exporter.export_onnx(*saved, (IMAGES,), tmp_path / "a.onnx")
+
+
+class Product(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, inputs):
+        return inputs @ self.matrix
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(200, 64)
+        self.out = nn.Linear(64, 200, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, tokens):
+        return self.out(self.words(tokens).mean(1))
+
+
+@pytest.mark.parametrize("integers", ["int4", "int8"])
+@pytest.mark.parametrize(
+    ("make", "example", "name"),
+    [(Product, torch.randn(2, 5, 64), "matrix"), (Tied, torch.arange(24).view(4, 6), "words.weight")],
+)
+def test_products_with_matrices_and_tied_weights(make, example, name, integers, tmp_path):
+    """onnxruntime would round the inputs of a product with a matrix of integers."""
+    path = tmp_path / "a.ticket"
+    iterand.save_ticket(iterand.prune_(make(), 0.6, weights="signed_constant", include="*"), path)
+    report = exporter.export_onnx(
+        path, iterand.load_ticket(path, make()), example, tmp_path / "a.onnx", integers=integers
+    )
+    assert report.whole_numbers == (name,)
+    assert report.difference < 1e-5
+    assert report.bytes < 1.5 * iterand.read_ticket(path).layers[name].weight().numel()
+
+
+def test_half_precision_is_compared_as_such(tmp_path):
+    def build():
+        return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).half()
+
+    path = tmp_path / "a.ticket"
+    iterand.save_ticket(iterand.prune_(build(), 0.6, weights="signed_constant"), path)
+    inputs = torch.randn(16, 64, generator=torch.Generator().manual_seed(0)).half()
+    assert exporter.export_onnx(path, iterand.load_ticket(path, build()), inputs, tmp_path / "a.onnx").difference < 0.01
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_model_without_the_ticket_is_refused(masked, tmp_path):
+    model = iterand.prune_(nn.Sequential(nn.Linear(3, 3)), 0.5)
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    other = model if masked else nn.Sequential(nn.Linear(3, 3))
+    with pytest.raises(IterandError, match=r"the network's '0\.weight' is not as in the ticket; load the ticket with"):
+        exporter.export_onnx(tmp_path / "a.ticket", other, torch.ones(2, 3), tmp_path / "a.onnx")
+
+
+def test_what_onnxruntime_cannot_run_is_said_in_one_sentence(tmp_path):
+    def build():
+        return nn.Sequential(nn.Linear(3, 3)).bfloat16()
+
+    path = tmp_path / "a.ticket"
+    iterand.save_ticket(iterand.prune_(build(), 0.5), path)
+    plain = iterand.load_ticket(path, build())
+    with pytest.raises(IterandError, match="onnxruntime cannot run the network, so nothing is written: ") as caught:
+        exporter.export_onnx(path, plain, torch.ones(2, 3).bfloat16(), tmp_path / "a.onnx")
+    assert "\n" not in str(caught.value)

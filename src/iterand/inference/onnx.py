@@ -9,7 +9,7 @@ import importlib.util
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from iterand.errors import IterandError, MissingExtraError
 from iterand.files import atomic_write
 from iterand.inference.tracing import forward
-from iterand.ticket.read import Ticket
+from iterand.ticket.load import check_loaded
+from iterand.ticket.read import Ticket, read_ticket
 
 if TYPE_CHECKING:
     import onnx
@@ -44,9 +45,9 @@ class OnnxExport:
 
 
 def export_onnx(
-    ticket: Ticket,
+    ticket: str | os.PathLike[str] | Ticket,
     model: nn.Module,
-    example: tuple[Tensor, ...],
+    example: Tensor | tuple[Tensor, ...],
     path: str | os.PathLike[str],
     *,
     integers: str = "int4",
@@ -54,9 +55,9 @@ def export_onnx(
     """Write the network as ONNX, run it with onnxruntime, and compare its outputs with torch's.
 
     Args:
-        ticket: The ticket of the network.
+        ticket: The ticket of the network, or its file.
         model: The network, from ``load_ticket``.
-        example: Example inputs. The first dimension of each stays dynamic.
+        example: An example input, or several. The first dimension of each stays dynamic.
         path: The file to write.
         integers: ``"int4"``, or ``"int8"`` for runtimes without 4-bit integers.
     """
@@ -65,30 +66,43 @@ def export_onnx(
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "ONNX export", "onnx")
+    ticket = ticket if isinstance(ticket, Ticket) else read_ticket(ticket)
+    example = (example,) if isinstance(example, Tensor) else example
     model = model.eval()
     with torch.no_grad():
         given = forward(model, *example)
     if not isinstance(given, Tensor):
         raise ValueError(f"the model gives a {type(given).__name__}; wrap it in a module that gives one tensor")
-    proto = _exported(model, example)
-    named = {tensor.name: tensor for tensor in proto.graph.initializer}
-    replaced = []
+    check_loaded(ticket, model)
+    floats = _exported(model, example)
+    units = _units(ticket, model, {tensor.name for tensor in floats.graph.initializer}, _RANGES[integers])
+    tolerance = max(_TOLERANCE, 8 * torch.finfo(given.dtype).eps) if given.is_floating_point() else _TOLERANCE
+    for multiply in (False, True):
+        data = _in_integers(floats, units.values(), integers, multiply).SerializeToString()
+        difference = _difference(data, given, example)
+        if difference <= tolerance:
+            atomic_write(path, data)
+            return OnnxExport(len(data), tuple(units), difference)
+    raise IterandError(
+        f"onnxruntime's outputs differ from torch's by {difference:g} of the largest; nothing is written"
+    )
+
+
+def _units(
+    ticket: Ticket, model: nn.Module, there: Set[str], limits: tuple[int, int]
+) -> dict[str, tuple[str, float]]:  # fmt: skip
+    """The tensors to store as integers: the name in the export, which is one of several if it is tied, and the unit."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    found = {}
     for name, layer in ticket.layers.items():
         support = ticket.header.support(layer.header)
-        if name not in named or not support or layer.header.dtype != "F32":
+        if not support or layer.header.dtype != "F32" or layer.header.unit == 0:
             continue
-        lowest, highest = _RANGES[integers]
-        if lowest <= min(support) and max(support) <= highest and layer.header.unit != 0:
-            _replace(proto, named[name], layer.header.unit, integers)
-            replaced.append(name)
-    data = proto.SerializeToString()
-    difference = _difference(data, given, example)
-    if not difference <= _TOLERANCE:
-        raise IterandError(
-            f"onnxruntime's outputs differ from torch's by {difference:g} of the largest; nothing is written"
-        )
-    atomic_write(path, data)
-    return OnnxExport(len(data), tuple(replaced), difference)
+        tied = (other for other, parameter in parameters.items() if parameter is parameters.get(name))
+        known = next((one for one in (name, *tied) if one in there), None)
+        if known and limits[0] <= min(support) and max(support) <= limits[1]:
+            found[name] = known, layer.header.unit
+    return found
 
 
 def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> "onnx.ModelProto":
@@ -124,8 +138,26 @@ def _decide_branches(model: Any) -> None:
     optimizer.remove_unused_nodes(model)
 
 
-def _replace(proto: "onnx.ModelProto", tensor: "onnx.TensorProto", unit: float, integers: str) -> None:
-    """Replace a float32 tensor by integers and a DequantizeLinear node."""
+def _in_integers(
+    floats: "onnx.ModelProto", units: Iterable[tuple[str, float]], integers: str, multiply: bool
+) -> "onnx.ModelProto":
+    """The network with these tensors as integers."""
+    from onnx import ModelProto
+
+    proto = ModelProto()
+    proto.CopyFrom(floats)
+    named = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for name, unit in units:
+        _replace(proto, named[name], unit, integers, multiply)
+    return proto
+
+
+def _replace(proto: "onnx.ModelProto", tensor: "onnx.TensorProto", unit: float, integers: str, multiply: bool) -> None:
+    """Replace a float32 tensor by integers and a DequantizeLinear node.
+
+    With ``multiply`` the unit is a factor of its own: onnxruntime joins DequantizeLinear with some multiplications of
+    matrices, and then rounds their inputs too.
+    """
     from onnx import TensorProto, helper, numpy_helper
 
     weight = numpy_helper.to_array(tensor)
@@ -138,7 +170,13 @@ def _replace(proto: "onnx.ModelProto", tensor: "onnx.TensorProto", unit: float, 
     scale = helper.make_tensor(f"{name}.unit", TensorProto.FLOAT, [], [unit])
     proto.graph.initializer.remove(tensor)
     proto.graph.initializer.extend([numbers, scale])
-    proto.graph.node.insert(0, helper.make_node("DequantizeLinear", [numbers.name, scale.name], [name]))
+    if multiply:
+        one = helper.make_tensor(f"{name}.one", TensorProto.FLOAT, [], [1.0])
+        proto.graph.initializer.append(one)
+        proto.graph.node.insert(0, helper.make_node("Mul", [f"{name}.counts", scale.name], [name]))
+        proto.graph.node.insert(0, helper.make_node("DequantizeLinear", [numbers.name, one.name], [f"{name}.counts"]))
+    else:
+        proto.graph.node.insert(0, helper.make_node("DequantizeLinear", [numbers.name, scale.name], [name]))
 
 
 def _pack(levels: NDArray[np.int8], integers: str) -> NDArray[np.uint8]:
@@ -154,9 +192,13 @@ def _pack(levels: NDArray[np.int8], integers: str) -> NDArray[np.uint8]:
 def _difference(data: bytes, given: Tensor, example: tuple[Tensor, ...]) -> float:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    inputs = {entry.name: value.detach().numpy() for entry, value in zip(session.get_inputs(), example)}
-    (found, *_) = session.run(None, inputs)
+    try:
+        session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        inputs = {entry.name: value.detach().numpy() for entry, value in zip(session.get_inputs(), example)}
+        (found, *_) = session.run(None, inputs)
+    except Exception as error:  # onnxruntime's own kinds, and what NumPy does not have
+        reason = str(error).strip().splitlines()[0]
+        raise IterandError(f"onnxruntime cannot run the network, so nothing is written: {reason}") from error
     expected = given.numpy()
     return float(np.abs(found - expected).max() / max(np.abs(expected).max(), np.finfo(np.float32).tiny))
 

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from iterand import distributions, existing, selection
 from iterand.checks import shown
-from iterand.errors import TicketError
+from iterand.errors import IterandError, TicketError
 from iterand.parametrization import MaskedParametrization
 from iterand.settings import draw_weights
 from iterand.surgery import MaskedLayer, masked_layers, require_masked_layers, require_whole_rankings, unwrap
@@ -89,6 +89,14 @@ def check_fits(ticket: Ticket, model: nn.Module) -> None:
     for name in state:
         if name not in expected:
             raise TicketError(f"{kind} has {name!r}, which it does not hold; is it a ticket of another model?")
+
+
+def check_loaded(ticket: Ticket, model: nn.Module) -> None:
+    """Refuse a network whose masked tensors are not those of the ticket."""
+    state = model.state_dict()
+    for name, layer in ticket.layers.items():
+        if name not in state or not torch.equal(state[name].cpu(), layer.weight().to(state[name].dtype)):
+            raise IterandError(f"the network's {name!r} is not as in the ticket; load the ticket with load_ticket")
 
 
 def _build_network(ticket: Ticket) -> nn.Module:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from iterand.errors import IterandError
 from iterand.inference.c.emitter import Source, emit
-from iterand.inference.c.streams import check_network
 from iterand.inference.compiled import Library, build, find_compiler
 from iterand.inference.graph import Graph, trace
 from iterand.inference.quantization import calibrate, check_sample
-from iterand.ticket import Ticket
+from iterand.ticket import Ticket, read_ticket
+from iterand.ticket.load import check_loaded
 
 # Allowed difference to torch, relative to the largest output: sums are taken in another order.
 _TOLERANCE = 1e-4
@@ -41,7 +41,7 @@ def export_c(
     folder: str | os.PathLike[str],
     *,
     activations: str = "float32",
-    ticket: Ticket | None = None,
+    ticket: str | os.PathLike[str] | Ticket | None = None,
 ) -> CExport:
     """Write ``network.h``, ``network.c``, ``example.c`` and a README, and compare the network's outputs with torch's.
 
@@ -50,7 +50,7 @@ def export_c(
         example: A batch of inputs. For "int8" a hundred or more, from which the range of every value is chosen.
         folder: The folder to write; a missing one is created.
         activations: "float32", or "int8": values between layers are bytes.
-        ticket: The ticket of the network, from ``read_ticket``. Its coded masks and signs become the constant data, and
+        ticket: The ticket of the network, or its file. Its coded masks and signs become the constant data, and
             the program decodes them once, into memory. Without it, kept weights are constant data of a byte each.
     """
     sample = check_sample(activations, None if activations == "float32" else example)
@@ -58,7 +58,8 @@ def export_c(
     ranges = None if sample is None else calibrate(graph, sample)
     source = plain = emit(graph, coded=True, activations=ranges)
     if ticket is not None:
-        check_network(ticket, model)
+        ticket = ticket if isinstance(ticket, Ticket) else read_ticket(ticket)
+        check_loaded(ticket, model)
         source = emit(graph, coded=True, activations=ranges, ticket=ticket)
     difference = _difference(source, model, example)
     if difference is not None and not difference <= (_TOLERANCE if sample is None else 1):

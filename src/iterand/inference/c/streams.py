@@ -1,12 +1,11 @@
 """The coded sequences of a ticket as C: an exported network that decodes its weights before it runs."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import resources
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from iterand.errors import IterandError
 from iterand.inference.nodes import Convolution, Graph, Linear
@@ -90,14 +89,6 @@ int network_init(void *arena) {{
 }}"""
 
 
-def check_network(ticket: Ticket, model: nn.Module) -> None:
-    """Refuse a network whose masked tensors are not those of the ticket."""
-    state = model.state_dict()
-    for name, layer in ticket.layers.items():
-        if name not in state or not torch.equal(state[name].cpu(), layer.weight()):
-            raise IterandError(f"the network's {name!r} is not as in the ticket; load the ticket with load_ticket")
-
-
 def _match(layers: list[TicketLayer], graph: Graph) -> dict[Convolution | Linear, TicketLayer]:
     """The layer of the ticket that each layer of the network has its weights from."""
     weights = [(layer, layer.weight().float().numpy()) for layer in layers if len(layer.header.shape) > 1]
@@ -116,7 +107,7 @@ def _match(layers: list[TicketLayer], graph: Graph) -> dict[Convolution | Linear
 
 
 def _check(layer: TicketLayer, node: Convolution | Linear) -> None:
-    name, distribution = layer.header.name, stored_distribution(layer.header.settings)
+    name, distribution = layer.header.name, stored_distribution(replace(layer.header.settings, gain=1.0))
     if distribution != "signed_constant":
         raise IterandError(
             f"{name!r} has weights of {distribution}; a program decodes signed_constant only; export it with offsets "
