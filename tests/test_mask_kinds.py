@@ -306,6 +306,13 @@ def test_shared_tensors_have_the_same_weights_and_masks_of_their_own():
     assert not torch.equal(first.mask, second.mask)
 
 
+def test_shared_tensors_have_one_gain():
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    iterand.prune_(model, 0.5, preset="recommended", share="*", overrides={"2": 0.9})
+    first, second = iterand.masked_layers(model).values()
+    assert torch.equal(first.weight, second.weight)
+
+
 # --- Gradients --------------------------------------------------------------------------------------------------------
 
 

@@ -119,7 +119,8 @@ def test_a_warning_names_what_is_neither_masked_nor_frozen():
     (warning,) = caught
     assert str(warning.message) == (
         "Bare has 201 parameters in table.0 (8×8), table.1 (8×8), named.out (8×8), token (8), scale (1), neither "
-        "masked nor frozen: kept as is, and trainable (25.0 % of the parameters in matrices are masked); mask them too with include='*' or overrides=, or name them in exclude="
+        "masked nor frozen: kept as is, and trainable (25.0 % of the parameters in matrices are masked); mask them "
+        "too with include='*' or overrides=, or name them in exclude="
     )
     assert warning.filename == __file__
 
@@ -171,6 +172,11 @@ def test_a_bias_that_has_a_second_name_is_not_left_alone():
     model = iterand.prune_(Named(), 0.5, strict=True)
     assert not model.bias.any()
     assert iterand.summary(model).left_alone == 0
+
+
+def test_strict_is_true_or_false():
+    with pytest.raises(ValueError, match="strict is 'yes'; it must be True or False"):
+        iterand.prune_(nn.Linear(3, 3), 0.5, strict="yes")
 
 
 def test_frozen_parameters_are_not_called_trainable():

@@ -66,6 +66,16 @@ def test_without_norms_or_with_a_sparsity_for_each_layer_each_layer_is_ranked_by
     assert isinstance(stepper, iterand.IterativeRandomization)
 
 
+@pytest.mark.parametrize(
+    "norm", [nn.RMSNorm(10), nn.LayerNorm(10, bias=False), nn.BatchNorm1d(10, affine=False)], ids=str
+)
+def test_norms_without_a_shift_are_norms_too(norm):
+    model = iterand.prune_(nn.Sequential(nn.Linear(10, 10), norm, nn.Linear(10, 10)), 0.5, preset="recommended")
+    assert {(one.ranking, one.gain) for one in settings(model).values()} == {("global", 1.0)}
+    kinds = [type(stepper) for stepper in iterand.recommended_steppers(model, steps=100)]
+    assert iterand.SparsitySchedule in kinds
+
+
 def test_weights_are_larger_the_more_is_pruned_of_a_model_without_norms():
     model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 10), nn.Linear(10, 10))
     iterand.prune_(model, 0.9, preset="recommended", overrides={"2": 0.5, "3": "dense"})

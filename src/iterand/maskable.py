@@ -308,7 +308,8 @@ def matching(pattern: str, candidates: Iterable[Owner], what: str) -> list[Owner
     if not found:
         names = [name for owner in candidates for name in (owner.name, owner.path)]
         close = difflib.get_close_matches(pattern, names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"the names are like {', '.join(names[::2][:3])}"
+        like = f"the names are like {', '.join(names[::2][:3])}" if names else "the model has nothing of the kind"
+        hint = f"did you mean {close[0]!r}?" if close else like
         kind = "no parameter" if what == "trainable" else "nothing that can be masked"
         raise ValueError(f"{what} pattern {pattern!r} matches {kind}; {hint}")
     return found

@@ -129,12 +129,14 @@ def prune_(
     if weights is None:
         weights = "signed_constant" if recommended else "kaiming_uniform"
     exists = weights == EXISTING
-    with_norms = recommended and not exists and not isinstance(sparsity, Mapping) and maskable.has_shifts(unwrap(model))
+    has_norms = maskable.has_norms(unwrap(model))
+    balanced = recommended and not exists and not isinstance(sparsity, Mapping) and has_norms
     if ranking is None:
-        ranking = "global" if with_norms else "layer"
+        ranking = "global" if balanced else "layer"
     if norms is None:
-        norms = "keep" if exists else "shifted" if with_norms else "fixed"
-    if gain is None and (exists or not recommended or maskable.has_norms(unwrap(model))):
+        shifted = balanced and maskable.has_shifts(unwrap(model))
+        norms = "keep" if exists else "shifted" if shifted else "fixed"
+    if gain is None and (exists or not recommended or has_norms):
         gain = 1.0
     if biases is None:
         biases = "keep" if exists else "zero"
@@ -143,8 +145,9 @@ def prune_(
         scores = "magnitude_rank" if exists else usual
     if coats is None:
         coats = 2 if mask == "multicoat" else 1
-    if not isinstance(binarize, bool):
-        raise ValueError(f"binarize is {binarize!r}; it must be True or False")
+    for what, choice in (("binarize", binarize), ("strict", strict)):
+        if not isinstance(choice, bool):
+            raise ValueError(f"{what} is {choice!r}; it must be True or False")
     options = PruningOptions(
         weights=weights,
         gain=None if gain is None else check_gain(gain),

@@ -171,7 +171,9 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float], option
     for name, group in chosen.items():
         dense = alone.get(name) == 0.0 and sparsity != 0.0
         share = alone[name] if name in alone else cast(float, sparsity)
-        gain = recommended_gain(share) if options.gain is None else options.gain
+        gain = options.gain
+        if gain is None:  # layers that share their weights have one
+            gain = recommended_gain(alone.get(shared.get(name, name), cast(float, sparsity)))
         settings = Settings(
             name=name,
             seed=options.seed,
