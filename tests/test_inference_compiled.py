@@ -187,7 +187,8 @@ def test_without_a_compiler_torch_runs_it(ticket, expected, tmp_path, monkeypatc
     torch.testing.assert_close(run(expected[0]), expected[1])
     assert not run.is_compiled
     assert [record.getMessage() for record in caplog.records] == [
-        "no C compiler is found, so the network runs with torch, which is slower; install gcc or clang, or set CC"
+        "no C compiler is found, so the network runs with torch in float32, which is slower; install gcc or clang, "
+        "or set CC"
     ]
 
 
@@ -242,3 +243,17 @@ def test_wrong_arguments_are_refused(ticket, tmp_path):
         iterand.compile_ticket(ticket, network(), input_shape=(3, -8, 8))
     with pytest.raises(ValueError, match=r"^input_shape is 32; it is sizes such as \(3, 32, 32\)$"):
         iterand.compile_ticket(ticket, network(), input_shape=32)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_models_and_inputs_of_other_precision(dtype, tmp_path):
+    def build():
+        return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)).to(dtype)
+
+    iterand.save_ticket(iterand.prune_(build(), 0.5, weights="signed_constant"), tmp_path / "a.ticket")
+    model = iterand.load_ticket(tmp_path / "a.ticket", build())
+    inputs = torch.randn(5, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = iterand.compile_ticket(tmp_path / "a.ticket", model)(inputs)
+    assert next(model.parameters()).dtype == dtype
+    torch.testing.assert_close(found, copy.deepcopy(model).float()(inputs.float()).detach())

@@ -1,6 +1,7 @@
 """``compile_ticket``: the network of a ticket as machine code, built by the system's C compiler and kept in a cache."""
 
 import atexit
+import copy
 import ctypes
 import hashlib
 import json
@@ -55,7 +56,7 @@ def compile_ticket(
 
     It is called with a batch of inputs, as a NumPy array or a tensor, and gives outputs of the same kind. The C
     compiler of the system builds it (``CC``, otherwise ``cc``, ``gcc`` or ``clang``), once for a ticket and a machine.
-    Without a compiler the network runs with torch, and the log says so.
+    Without a compiler the network runs with torch in float32, and the log says so.
 
     Args:
         ticket: A ticket, or its file.
@@ -76,6 +77,8 @@ def compile_ticket(
             raise ValueError(f"input_shape is {input_shape} and the inputs of the sample are {tuple(sample.shape[1:])}")
         input_shape = tuple(sample.shape[1:])
     network = load(ticket, model) if isinstance(ticket, Ticket) else load_ticket(ticket, model)
+    if any(one.is_floating_point() and one.dtype != torch.float32 for one in network.state_dict().values()):
+        network = copy.deepcopy(network).float()
     return CompiledNetwork(network, threads, input_shape, sample)
 
 
@@ -103,7 +106,9 @@ class CompiledNetwork:
     def __call__(self, inputs: Array) -> Array:
         """The outputs for a batch."""
         if isinstance(inputs, Tensor):
-            return torch.from_numpy(self._outputs(inputs.detach().cpu().numpy())).to(inputs.device)
+            array = inputs.detach().cpu()
+            array = array.float() if array.dtype == torch.bfloat16 else array  # which NumPy does not have
+            return torch.from_numpy(self._outputs(array.numpy())).to(inputs.device)
         return self._outputs(np.asarray(inputs))
 
     def _outputs(self, inputs: NDArray[Any]) -> NDArray[np.float32]:
@@ -137,7 +142,8 @@ def _library_or_module(graph: Graph, sample: Tensor | None) -> "Library | Folded
     compiler = find_compiler()
     if compiler is None:
         logger.warning(
-            "no C compiler is found, so the network runs with torch, which is slower; install gcc or clang, or set CC"
+            "no C compiler is found, so the network runs with torch in float32, which is slower; install gcc or clang, "
+            "or set CC"
         )
         return FoldedModule(graph)
     source = emit(graph, activations=None if sample is None else calibrate(graph, sample))
