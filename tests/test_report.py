@@ -316,6 +316,8 @@ class TestTimes:
         page = as_html(found)
         assert "2 min <small>?</small> <small>n = 2</small><br>7 min <small>shared</small> <small>n = 1</small>" in page
         assert "203.33" not in page  # the mean of all three
+        assert cell.comparison is None  # other hardware
+        assert "Other runs may have shared the GPU" in as_markdown(found)
 
 
 class TestDates:

@@ -208,7 +208,7 @@ class CellOutcome:
     runs: tuple[Record, ...]
     summary: Summary | None
     comparison: Comparison | None
-    """With the paper, where both have a number."""
+    """With the paper, where both have a number; not of times, which depend on the hardware."""
 
     def mean(self, key: str) -> float | None:
         """The mean of an entry of the runs' results, where all have it."""
@@ -363,12 +363,12 @@ def _unmatched(runs: Sequence[Record]) -> tuple[Unmatched, ...]:
 
 
 def _outcome(experiment: Experiment, cell: Cell, runs: tuple[Record, ...]) -> CellOutcome:
-    counted = runs
-    if experiment.measure == "seconds":  # never the mean of runs that shared a GPU and others
+    counted, timed = runs, experiment.measure == "seconds"
+    if timed:  # never the mean of runs that shared a GPU and others
         kinds = _by_sharing(runs)
         counted = next((tuple(kinds[kind]) for kind in _TIMED if kind in kinds), ())
     summary = summarize([measure(experiment).of(run) for run in counted])
-    comparison = compare(summary, cell.paper) if summary and cell.paper else None
+    comparison = compare(summary, cell.paper) if summary and cell.paper and not timed else None
     return CellOutcome(cell, runs, summary, comparison)
 
 

@@ -86,6 +86,9 @@ def as_markdown(report: Report) -> str:
     return "\n".join(_lines(report)) + "\n"
 
 
+_TIMES = "Other runs may have shared the GPU; `iterand reproduce overhead --jobs 1` on an idle one measures times."
+
+
 def _lines(report: Report) -> Iterator[str]:
     if report.scale == "tiny":
         yield from ("> **Dry run.** Data and epochs are cut down to test the machinery; these are not results.", "")
@@ -97,6 +100,8 @@ def _lines(report: Report) -> Iterator[str]:
         where = f" ({_escape(experiment.where)})" if experiment.where else ""
         yield from ("", f"### {_escape(experiment.title)}{where}", "")
         yield from _table(outcome)
+        if experiment.measure == "seconds":
+            yield from ("", _TIMES)
     if report.unfinished:
         yield from ("", "### What is left", "")
         yield _row(["experiment", "cells without a run", "missing runs", "GPU time (rough)"])
