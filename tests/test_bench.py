@@ -7,10 +7,13 @@ from functools import partial
 import pytest
 import torch
 
-from iterand.lab.benchmarks import epoch, step, table, timing
+from iterand.lab.benchmarks import epoch, inference, step, table, timing
 from iterand.lab.benchmarks.catalog import verdicts
 from iterand.lab.benchmarks.table import Options
 from iterand.lab.benchmarks.timing import Timer, burst, one_by_one, spread, subject, take_turns
+from iterand.lab.experiments.library import find_recipe
+from iterand.lab.training.folder import RunFolder
+from iterand.lab.training.run import run
 from iterand.surgery import masked_layers
 
 CPU = torch.device("cpu")
@@ -66,6 +69,12 @@ def test_all_benchmarks_give_numbers(cli):
     assert (row["data"], row["examples"]) == ("digits", 48)
     (row,) = record["benchmarks"]["ticket"]["rows"]
     assert row["bits_a_weight"] == pytest.approx(8 * row["ticket_bytes"] / 1364)
+
+
+def test_a_ticket_has_inputs_of_its_data(tmp_path):
+    run(find_recipe("digits", ["epochs=1"]), RunFolder(tmp_path), device=CPU)
+    _, shape = inference._network(str(tmp_path / "model.ticket"))
+    assert shape == (1, 8, 8)
 
 
 def test_random_images_stand_in_for_data_that_are_missing(cli, tmp_path):

@@ -19,8 +19,9 @@ from iterand.inference.compiled import CompiledNetwork
 from iterand.inference.graph import Convolution, Linear, trace
 from iterand.inference.onnx import quiet
 from iterand.lab.benchmarks.table import FAILED, Notify, Options, Row, Table, reason
-from iterand.lab.benchmarks.timing import spread, subject, take_turns
+from iterand.lab.benchmarks.timing import spread, subject, subject_of, take_turns
 from iterand.lab.networks.external import TIMM, build_timm
+from iterand.lab.training import recipe_file
 from iterand.masking import fold_
 from iterand.ticket import read_ticket
 
@@ -86,13 +87,13 @@ def _measure(
 def _network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     """The network of a ticket or of a recipe, and the shape of its inputs."""
     if name.endswith(".ticket"):
-        data = (read_ticket(name).recipe or {}).get("data", {}).get("name", "")
-        return load_ticket(name).eval(), (1, 8, 8) if data == "digits" else (3, 32, 32)
+        model = load_ticket(name).eval()
+        return model, subject_of(name, recipe_file.from_dict(read_ticket(name).recipe or {})).input_shape
     if name.startswith(TIMM):
         model, shape = build_timm(name, 1000, 3, {}), (3, 224, 224)
     else:
         chosen = subject(name)
-        model, shape = chosen.network(), (chosen.channels, chosen.side, chosen.side)
+        model, shape = chosen.network(), chosen.input_shape
     return fold_(prune_(model, _SPARSITY, weights="signed_constant", ranking="global", seed=0)).eval(), shape
 
 

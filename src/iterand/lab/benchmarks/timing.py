@@ -203,9 +203,14 @@ class Subject:
         chosen = self.recipe.network
         return build_network(chosen.name, width_factor=chosen.width_factor, classes=chosen.classes or self.classes)
 
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Of one image."""
+        return self.channels, self.side, self.side
+
     def images(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Random pixels (uint8) and labels, on the generator's device."""
-        shape, device = (count, self.channels, self.side, self.side), generator.device
+        shape, device = (count, *self.input_shape), generator.device
         pixels = torch.randint(256, shape, dtype=torch.uint8, device=device, generator=generator)
         return pixels, torch.randint(self.classes, (count,), device=device, generator=generator)
 
@@ -218,7 +223,11 @@ class Subject:
 
 def subject(name: str, settings: tuple[str, ...] = ()) -> Subject:
     """The subject of a recipe's name, with settings applied; ``resnet50`` means ``imagenet-resnet50``."""
-    recipe = recipe_file.override(find_recipe(_SHORT_NAMES.get(name, name)), settings)
+    return subject_of(name, recipe_file.override(find_recipe(_SHORT_NAMES.get(name, name)), settings))
+
+
+def subject_of(name: str, recipe: Recipe) -> Subject:
+    """A recipe as a subject."""
     if recipe.data.name not in _SHAPES:
         known = ", ".join(_SHAPES)
         raise ValueError(f"{name} is trained on {recipe.data.name}; benchmarks know the shapes of {known}")
