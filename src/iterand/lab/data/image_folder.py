@@ -197,6 +197,6 @@ def _decode_groups(part: Part, size: int) -> Iterator[list[Pixels]]:
     if bad:
         more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise DataError(
-            f"{len(bad)} of {len(part.chosen):,} files in {part.tree.root} cannot be read as images: "
+            f"{len(bad)} of {len(part.chosen):,} files read from {part.tree.root} are no images that can be decoded: "
             f"{', '.join(bad[:_NAMED])}{more}; replace or remove them"
         )
