@@ -354,7 +354,7 @@ def best_imp() -> Lines:
     what = "Recipes `best-*` on CIFAR-10, test accuracy in %; Δ is ours minus the paper's IMP, s.e. the same in "
     what += "standard errors of the difference (the paper's n = 3); ticket of the last seed"
     head = ["", "epochs", "ours", "IMP, paper", "IteRand, paper", "Δ", "s.e.", "ticket"]
-    return [*caption(what, found, 4, "iterand reproduce best"), *markdown(head, rows)]
+    return [*caption(what, found, 4, "iterand reproduce best --seeds 4"), *markdown(head, rows)]
 
 
 def standard_errors(cell: CellOutcome) -> float:
@@ -387,7 +387,7 @@ def best() -> Lines:
     what = "CIFAR-10, test accuracy in %; iterative magnitude pruning (IMP) trains weights four times; "
     what += "tickets of the last seed"
     head = ["pruned", *(f"{100 * share:g} %" for share in SPARSITIES)]
-    return [*caption(what, found, 4, "iterand reproduce best"), *markdown(head, rows)]
+    return [*caption(what, found, 4, "iterand reproduce best --seeds 4"), *markdown(head, rows)]
 
 
 def best_cells() -> Lines:
@@ -395,7 +395,7 @@ def best_cells() -> Lines:
     found = [cell for cell in outcome("best").cells if cell.summary]
     rows = [[cell.cell.label, accuracy(cell), of_paper(cell.cell.paper), delta(cell)] for cell in found]
     what = "Recipes `best-*` on CIFAR-10, test accuracy in %; paper: IMP for ResNet20 and VGG11, IteRand for the others"
-    return [*caption(what, found, 4, "iterand reproduce best"), *markdown(["", "ours", "paper", "Δ"], rows)]
+    return [*caption(what, found, 4, "iterand reproduce best --seeds 4"), *markdown(["", "ours", "paper", "Δ"], rows)]
 
 
 def best_peers() -> Lines:
@@ -577,9 +577,11 @@ def norm_statistics() -> Lines:
         [label, *(f"{found[kind, share].result['test_accuracy']:.2f}" for share in SPARSITIES)]
         for kind, label in (("running", "running averages"), ("recomputed", "recomputed"))
     ]
-    text = "*ResNet20 on CIFAR-10 with augmentation, 160 epochs, test accuracy in %, seed 0 (n = 1); "
-    text += "NVIDIA H200, bfloat16; "
-    text += "`iterand train best-resnet20 --set epochs=160 --set augmentation=crop --set norm_statistics=running`.*"
+    text = "*ResNet20 on CIFAR-10 with augmentation, 160 epochs, test accuracy in %, seed 0 (n = 1); p = 0.99 with the "
+    text += (
+        "settings of p = 0.9; NVIDIA H200, bfloat16; `iterand train best-resnet20 --set sparsity=0.9 --set epochs=160 "
+    )
+    text += "--set augmentation=crop --set norm_statistics=running`.*"
     return [text, "", *markdown(["", *(f"p = {share:g}" for share in SPARSITIES)], rows)]
 
 
