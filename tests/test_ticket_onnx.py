@@ -147,6 +147,9 @@ def test_a_model_that_gives_more_than_a_tensor_is_refused(saved, tmp_path):
 def test_wrong_arguments_and_missing_packages(saved, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="integers is 'int2'; it must be one of int4, int8"):
         exporter.export_onnx(*saved, (IMAGES,), tmp_path / "a.onnx", integers="int2")
+    for example in ("images", [IMAGES], (IMAGES, 3)):
+        with pytest.raises(ValueError, match="; it must be a tensor, or a tuple of tensors"):
+            exporter.export_onnx(*saved, example, tmp_path / "a.onnx")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"ONNX export needs onnx, .* pip install 'iterand\[onnx\]'"):
         exporter.export_onnx(*saved, (IMAGES,), tmp_path / "a.onnx")

@@ -84,8 +84,8 @@ def prune_(
             take single layers out of a global ranking, give one sparsity and ``overrides``.
         preset: Where ``weights``, ``gain``, ``ranking`` and ``norms`` come from if they are not given. ``"paper"``:
             ``"kaiming_uniform"``, 1, ``"layer"``, ``"fixed"``. ``"recommended"``: ``"signed_constant"``; for a model
-            with norms ``"global"`` and ``"shifted"``, for one without them a gain of (1 − p)^(−1/4);
-            ``recommended_steppers`` goes with it.
+            with norms ``"global"``, and ``"shifted"`` if a norm has a shift; for one without them a gain of
+            (1 − p)^(−1/4). ``recommended_steppers`` goes with it.
         weights: D_param, the distribution of the weights; or ``"existing"``.
         gain: What the weights are multiplied by. Above 1 it helps a model without norms, in which pruning makes
             activations smaller in every layer.

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from iterand.checks import shown
 from iterand.errors import IterandError, MissingExtraError
 from iterand.files import atomic_write
 from iterand.inference.tracing import forward
@@ -68,6 +69,8 @@ def export_onnx(
             raise MissingExtraError(package, "ONNX export", "onnx")
     ticket = ticket if isinstance(ticket, Ticket) else read_ticket(ticket)
     example = (example,) if isinstance(example, Tensor) else example
+    if not isinstance(example, tuple) or not all(isinstance(one, Tensor) for one in example):
+        raise ValueError(f"example is {shown(example)}; it must be a tensor, or a tuple of tensors")
     model = model.eval()
     with torch.no_grad():
         given = forward(model, *example)
@@ -192,8 +195,10 @@ def _pack(levels: NDArray[np.int8], integers: str) -> NDArray[np.uint8]:
 def _difference(data: bytes, given: Tensor, example: tuple[Tensor, ...]) -> float:
     import onnxruntime
 
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors, not what it could not optimize
     try:
-        session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         inputs = {entry.name: value.detach().numpy() for entry, value in zip(session.get_inputs(), example)}
         (found, *_) = session.run(None, inputs)
     except Exception as error:  # onnxruntime's own kinds, and what NumPy does not have
