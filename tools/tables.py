@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import measured_tables
 from measured_tables import ROOT, Lines, markdown, read_json
@@ -22,7 +23,7 @@ from measured_tables import ROOT, Lines, markdown, read_json
 from iterand.lab.experiments.experiment import PaperNumber, find_number
 from iterand.lab.experiments.paper import CIFAR10, OPENLTH, SPARSITIES
 from iterand.lab.report.assembly import CellOutcome, Outcome, Record, Report, read_records, read_report
-from iterand.lab.report.formatting import compare, difference, machine, plus_minus, size, summarize
+from iterand.lab.report.formatting import Summary, compare, difference, machine, plus_minus, size, summarize
 
 RESULTS = ROOT / "results"
 ABLATION = "ablation"
@@ -88,16 +89,18 @@ def explored(network: str) -> list[Record]:
 
 def accuracy(cell: CellOutcome, usual: int | None = None) -> str:
     """Our mean and deviation, and the number of runs where it is not the usual one."""
-    summary = cell.summary
+    return _shown(cell.summary, usual)
+
+
+def mean_of(values: Iterable[float], usual: int | None = None) -> str:
+    """The same of numbers that are no cell's."""
+    return _shown(summarize(list(values)), usual)
+
+
+def _shown(summary: Summary | None, usual: int | None) -> str:
     if summary is None:
         return ""
     return plus_minus(summary.mean, summary.std) + (f" (n = {summary.n})" if summary.n != usual else "")
-
-
-def mean_of(records: Sequence[Record]) -> str:
-    """The same of records that are no cell's."""
-    summary = summarize([float(record.result["test_accuracy"]) for record in records])
-    return "" if summary is None else f"{plus_minus(summary.mean, summary.std)} (n = {summary.n})"
 
 
 def of_paper(number: PaperNumber | None) -> str:
@@ -215,9 +218,10 @@ def narrow_conv6() -> Lines:
     narrow = [run for run in explored("conv6") if run.recipe.network.width_factor == 0.25]
     base = cells("figure2", network="Conv6", width=0.25)
 
-    def column(runs: Iterable[Record], method: str) -> list[Record]:
+    def column(runs: Iterable[Record], method: str) -> list[float]:
         kind = methods[method]
-        return [run for run in runs if (run.recipe.method.name, run.recipe.method.weight_distribution) == kind]
+        fitting = (run for run in runs if (run.recipe.method.name, run.recipe.method.weight_distribution) == kind)
+        return [run.result["test_accuracy"] for run in fitting]
 
     rows = [["profile `paper` (learning rate 0.3)", *(accuracy(base[method,]) for method in methods)]]
     for label, holds in changes.items():
@@ -259,7 +263,7 @@ def sparse_conv6() -> Lines:
             f"K_per = {recipe.method.period}": recipe.method.period != usual.method.period,
         }
         (label,) = (label for label, changed in changes.items() if changed)
-        rows.append([label, mean_of([run])])
+        rows.append([label, mean_of([run.result["test_accuracy"]])])
     rows.append([f"profile `paper` (learning rate {usual.learning_rate.initial:g})", accuracy(base)])
     rows.append(["paper", of_paper(base.cell.paper)])
     text = "*Conv6, IteRand (SC), p = 0.9, test accuracy in %, one setting changed; NVIDIA H200.*"
@@ -292,33 +296,40 @@ def imdb_runs() -> Lines:
 def word_vectors() -> Lines:
     """Film reviews with pretrained word vectors."""
     labels = {"sgd": "SGD", "edge_popup": "edge-popup (SC)", "iterand": "IteRand (SC)"}
-    rows, states = [], ["trained", "fixed", "masked"]
-    runs = read_json("word-vectors.json")["runs"]
-    runs.sort(key=lambda run: (not run["known_words"], states.index(run["vectors"]), run["method"] != "sgd"))
-    for run in runs:
-        best, then = run["best"], {"masked": "half of the numbers pruned"}.get(run["vectors"], run["vectors"])
-        words = "GloVe" if run["known_words"] else "N(0, 1)"
-        hardware = "NVIDIA H200" if run["hardware"] == "NVIDIA H200" else "one CPU core"
+    states = ["trained", "fixed", "masked"]
+    found: dict[tuple[bool, str, str], list[dict[str, Any]]] = {}
+    for run in read_json("word-vectors.json")["runs"]:
+        found.setdefault((bool(run["known_words"]), run["vectors"], run["method"]), []).append(run)
+    rows = []
+    for known, state, method in sorted(found, key=lambda key: (not key[0], states.index(key[1]), key[2] != "sgd")):
+        runs = found[known, state, method]
+        then = {"masked": "half of the numbers pruned"}.get(state, state)
         rows.append([
-            f"LSTM, {labels[run['method']]}", f"{words}, {then}", hardware,
-            f"{best['accuracy']:.2f}", f"{best['test_accuracy']:.2f}",
+            f"LSTM, {labels[method]}", f"{'GloVe' if known else 'N(0, 1)'}, {then}",
+            "NVIDIA H200" if runs[0]["hardware"] == "NVIDIA H200" else "one CPU core",
+            *(mean_of([run["best"][name] for run in runs], 1) for name in ("accuracy", "test_accuracy")),
         ])  # fmt: skip
-    text = "*The LSTM with pretrained word vectors, accuracy in %, seed 0 (n = 1); `tools/probe_word_vectors.py`.*"
+    text = "*The LSTM with pretrained word vectors, accuracy in %, mean ± standard deviation, n = 1 (seed 0) unless a "
+    text += "cell says otherwise (seeds 0-2); `tools/probe_word_vectors.py`.*"
     return [text, "", *markdown(["", "words", "hardware", "validation", "test"], rows, left=3)]
 
 
 def imdb_settings() -> Lines:
     """Settings of the pruned LSTM with random words, by validation accuracy."""
-    rows = []
+    found: dict[str, list[Record]] = {}
     for run in explored("lstm"):
-        if run.recipe.learning_rate.schedule != "cosine":
-            continue
-        words = run.environment["command"].split()
-        chosen = [word for before, word in pairwise(words) if before == "--set" and "schedule" not in word]
-        settings = ", ".join(f"`{word}`" for word in chosen) or "nothing else"
-        rows.append([settings, f"{run.result['validation_accuracy']:.2f}", f"{run.result['test_accuracy']:.2f}"])
+        if run.recipe.learning_rate.schedule == "cosine":
+            words = run.environment["command"].split()
+            set_to = [word for before, word in pairwise(words) if before == "--set"]
+            chosen = [word for word in set_to if "schedule" not in word and not word.startswith("seed=")]
+            found.setdefault(", ".join(f"`{word}`" for word in chosen) or "nothing else", []).append(run)
+    rows = [
+        [settings, *(mean_of([run.result[f"{split}_accuracy"] for run in runs], 1) for split in ("validation", "test"))]
+        for settings, runs in found.items()
+    ]
     rows.sort(key=lambda row: row[1], reverse=True)
-    text = "*LSTM on IMDB with random words, none trained, accuracy in %, seed 0 (n = 1); NVIDIA H200, float32; "
+    text = "*LSTM on IMDB with random words, none trained, accuracy in %, mean ± standard deviation, n = 1 (seed 0) "
+    text += "unless a cell says otherwise (seeds 0-2); NVIDIA H200, float32; "
     text += "`iterand train lstm --set learning_rate.schedule=cosine --set SETTING`.*"
     return [text, "", *markdown(["set beside the schedule", "validation", "test"], rows)]
 
@@ -497,7 +508,7 @@ def gain() -> Lines:
         rows.append([f"{network}, p = {sparsity:g}", *(accuracy(cell, 3) if cell else "" for cell in there)])
         shown += [cell for cell in there if cell]
     what = "Test accuracy in % by the gain of the weights; digits of scikit-learn by the recipe `digits`, with ρ = 1 "
-    what += "unless a row says otherwise"
+    what += "unless a row says otherwise, Conv6 on CIFAR-10 by `best-conv6`"
     return [*caption(what, shown, 3, "iterand reproduce gain"), *markdown(["", *map(str, gains)], rows)]
 
 
