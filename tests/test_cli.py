@@ -79,8 +79,29 @@ def test_a_folder_is_shown_as_it_is_named(cli, monkeypatch, name):
     assert out.endswith(f"run            {name}\n")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--set", "limit=30", "--set", "batch_size=64", "--set", "drop_last=true"],
+        ["--set", "network.classes=3", "--out", "deep/run"],
+        ["--set", "network.classes=3", "--fresh"],
+        ["conv6", "--data-dir", "nowhere"],
+        ["--device", "tpu"],
+    ],
+)
+def test_a_refused_run_leaves_nothing(cli, tmp_path, arguments):
+    assert cli("train", *arguments)[0] == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refused_run_leaves_a_folder_that_was_there(cli, tmp_path):
+    (tmp_path / "r").mkdir()
+    assert cli("train", "--set", "network.classes=3", "--out", "r")[0] == 1
+    assert (tmp_path / "r").is_dir()
+
+
 def test_a_run_that_never_began_is_not_tested(cli):
-    assert cli("train", "--set", "limit=30", "--set", "batch_size=64", "--set", "drop_last=true", "--out", "r")[0] == 1
+    Path("r").mkdir()
     code, _, err = cli("evaluate", "r")
     assert (code, err) == (1, "error: r is not a run folder: it holds no recipe.toml\n")
     Path("r/recipe.toml").write_text('name = "x"\n')

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from iterand.files import atomic_write, remove_unfinished
+from iterand.files import atomic_write, new_folder, remove_unfinished
 
 
 def test_the_file_holds_the_data_and_nothing_lies_beside_it(tmp_path):
@@ -124,3 +124,22 @@ def test_nothing_else_is_removed(tmp_path):
         os.utime(tmp_path / name, (0, 0))
     atomic_write(tmp_path / "file.bin", b"data")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(["file.bin", *names[1:]])
+
+
+def test_a_new_folder_that_stays_empty_is_removed_with_its_new_parents(tmp_path):
+    (tmp_path / "old").mkdir()
+    with pytest.raises(ValueError, match="refused"), new_folder(tmp_path / "old" / "new" / "run"):
+        raise ValueError("refused")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "old"]
+    with new_folder(tmp_path / "old"):
+        pass
+    assert (tmp_path / "old").is_dir()
+
+
+def test_a_new_folder_that_holds_something_stays(tmp_path):
+    with new_folder(tmp_path / "runs" / "one"):
+        (tmp_path / "runs" / "other").mkdir()
+    assert list(tmp_path.rglob("*")) == [tmp_path / "runs", tmp_path / "runs" / "other"]
+    with new_folder(tmp_path / "runs" / "one"):
+        (tmp_path / "runs" / "one" / "file").write_text("kept")
+    assert (tmp_path / "runs" / "one" / "file").read_text() == "kept"

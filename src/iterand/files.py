@@ -1,4 +1,4 @@
-"""Atomic file writes (``atomic_write``), and lock files between processes (``locked``)."""
+"""Atomic file writes (``atomic_write``), new folders (``new_folder``), lock files between processes (``locked``)."""
 
 import math
 import os
@@ -76,6 +76,22 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+# New folders.
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[None]:
+    """Create a folder and its parents where they are missing; after the block, remove those of them that are empty."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        for folder in missing:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 # Lock files.

@@ -19,7 +19,7 @@ from torch import Tensor
 from iterand import memory
 from iterand.checks import is_text, shown
 from iterand.errors import CheckpointError, IterandError, RecipeError, extra
-from iterand.files import atomic_write, locked, remove_unfinished
+from iterand.files import atomic_write, locked, new_folder, remove_unfinished
 from iterand.lab.training import recipe_file
 from iterand.lab.training.recipe import Recipe
 
@@ -62,8 +62,8 @@ class RunFolder:
     def opened(self, recipe: Recipe, *, fresh: bool = False) -> Iterator[None]:
         """Lock the folder for this run; a run of another recipe in it is refused with the difference.
 
-        ``fresh`` replaces its contents, but not before the run starts: until then the run may still be refused. The
-        folder of a complete run is only read, so it may be read-only.
+        ``fresh`` replaces its contents, but not before the run starts: until then the run may still be refused, and a
+        new folder is then removed. The folder of a complete run is only read, so it may be read-only.
         """
         if fresh or not (self.path / RECORD).exists():
             require_writers()
@@ -72,8 +72,7 @@ class RunFolder:
             if not fresh and self._find_record(recipe):
                 yield
                 return
-            self.path.mkdir(parents=True, exist_ok=True)
-            with _locked(self.path):
+            with new_folder(self.path), _locked(self.path):
                 if not fresh:
                     self._check(recipe)
                     self._find_record(recipe)  # another process may have written it before the lock was free
