@@ -151,6 +151,7 @@ def test_reproduce(cli):
         (["export", "none.ticket", "--format", "c"], 1, "error: there is no ticket 'none.ticket'\n"),
         (["report", ".", "-o", "file/a/b.md", "--format", "md"], 1, "error: cannot read or write "),
         (["train", "--set", "name=../x"], 1, "name is '../x', by which no folder can be called; choose another"),
+        (["train", "--set", "name=sgd"], 1, "name is 'sgd', but name only names the run; write method.name=sgd"),
         (["train", "--set", "name="], 1, "name is '', by which no folder can be called"),
         (["train", "--set", "norm_statistics=recomputed"], 1, "digits_conv has no batch norm; leave it out"),
         (

@@ -152,6 +152,15 @@ def test_ambiguous_short_key_is_refused():
     assert recipe_file.override(Recipe(), ["name=mine"]).name == "mine"  # the recipe's own name comes first
 
 
+@pytest.mark.parametrize("full", ["method.name=edge_popup", "network.name=conv6", "data.name=image_folder"])
+def test_a_name_that_is_meant_for_a_table_is_refused(full):
+    short = full.partition(".")[2]
+    with pytest.raises(RecipeError, match=f"but name only names the run; write {full}$"):
+        find_recipe("digits", [short])
+    assert find_recipe("digits", ["name=mine"]).name == "mine"
+    assert find_recipe("conv6", ["name=conv6"]).name == "conv6"
+
+
 def test_difference_names_both_values():
     assert recipe_file.difference(Recipe(), recipe_file.override(Recipe(), ["rate=0.5"])) == [
         "method.rate is 0.5 here and 0.1 there"

@@ -25,11 +25,12 @@ from typing import Any
 
 from iterand.checks import shown, unknown
 from iterand.errors import RecipeError
-from iterand.lab.data import IMAGE_FOLDER
+from iterand.lab.data import DATASETS, IMAGE_FOLDER
 from iterand.lab.data.image_folder import fingerprint
+from iterand.lab.networks import network_names
 from iterand.lab.networks.external import UserCode, names_file
 from iterand.lab.training import recipe_file
-from iterand.lab.training.recipe import Recipe
+from iterand.lab.training.recipe import METHODS, Recipe
 
 _FOLDER = files("iterand.lab.experiments") / "recipes"
 _COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -80,7 +81,18 @@ def _check_same(key: str, wanted: str, found: str, what: str) -> None:
 def _read(name_or_path: str, settings: Sequence[str], of_package: Callable[[str], Recipe]) -> Recipe:
     is_path = _is_path(name_or_path)
     recipe = _read_file(Path(name_or_path), of_package) if is_path else of_package(name_or_path)
-    return _with_absolute_paths(recipe_file.override(recipe, settings) if settings else recipe, Path.cwd())
+    changed = recipe_file.override(recipe, settings) if settings else recipe
+    if changed.name != recipe.name:
+        _check_name(changed.name)
+    return _with_absolute_paths(changed, Path.cwd())
+
+
+def _check_name(name: str) -> None:
+    """Refuse a new name of a recipe that the user meant for its method, network or data."""
+    known = {"method": METHODS, "network": network_names(), "data": (*DATASETS, IMAGE_FOLDER)}
+    for section, names in known.items():
+        if name in names:
+            raise RecipeError(f"name is {name!r}, but name only names the run; write {section}.name={name}")
 
 
 def _is_path(name: str) -> bool:
