@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+from iterand import memory
 from iterand.lab.benchmarks import epoch, inference, step, table, timing
 from iterand.lab.benchmarks.catalog import verdicts
 from iterand.lab.benchmarks.table import Options
@@ -129,6 +130,32 @@ def test_what_fails_gives_a_reason_and_the_others_go_on(cli, monkeypatch):
     assert "much more" not in out
     assert out.count("(") >= 4, "two augmentations were measured"
     assert err == "warning: some could not be measured; the table says why\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["select", "--size", 10**12],
+        ["select", "--size", 10**12, "--json"],
+        ["augment", "--examples", 10**13],
+        ["loop", "--batch-size", 10**12],
+    ],
+)
+def test_where_nothing_is_measured_the_command_fails(cli, arguments):
+    code, out, err = cli(*arguments, "--repeats", "1", "--device", "cpu")
+    assert (code, err) == (1, "error: nothing could be measured; the table says why\n")
+    assert "memory" in out
+
+
+def test_what_is_measured_is_printed_beside_a_size_that_does_not_fit(cli, monkeypatch):
+    monkeypatch.setattr(memory, "main_memory", lambda: 10**6)
+    code, out, err = cli("select", "--size", "1000", "--size", 10**6, "--repeats", "1", "--device", "cpu", "--json")
+    assert (code, err) == (0, "warning: some could not be measured; the table says why\n")
+    measured, failed = (json.loads(out)["benchmarks"]["select"]["rows"][index] for index in (0, -1))
+    assert measured["milliseconds"]["n"] == 1
+    assert failed["failed"] == (
+        "measuring so many scores takes at least 8 MB of memory, but 1 MB are free; choose fewer with --size"
+    )
 
 
 def test_step_is_the_step_of_the_loop():

@@ -7,7 +7,8 @@ import typer
 from rich.table import Table
 
 from iterand.cli import options
-from iterand.cli.console import err, out, print_json, progress_bar
+from iterand.cli.console import out, print_json, progress_bar, warn
+from iterand.errors import IterandError
 from iterand.lab.report.formatting import machine
 
 
@@ -49,7 +50,7 @@ def bench(
 ) -> None:
     """Measure how fast training and its parts are on this machine."""
     from iterand.lab.benchmarks import catalog
-    from iterand.lab.benchmarks.table import Options
+    from iterand.lab.benchmarks.table import FAILED, Options
     from iterand.lab.training.environment import choose_device
     from iterand.lab.training.recipe import PRECISIONS
 
@@ -75,11 +76,14 @@ def bench(
         print_json(found)
     else:
         _print(found)
+    failed = [FAILED in row for result in found["benchmarks"].values() for row in result["rows"]]
+    if all(failed):
+        raise IterandError("nothing could be measured; the table says why")
+    if any(failed):
+        warn("some could not be measured; the table says why")
 
 
 def _print(found: dict[str, Any]) -> None:
-    from iterand.lab.benchmarks.table import FAILED
-
     environment = found["environment"]
     for name, result in found["benchmarks"].items():
         _print_table(name, result["rows"])
@@ -94,8 +98,6 @@ def _print(found: dict[str, Any]) -> None:
         f"Python {environment['python']}, iterand {environment['iterand']}; median (10th–90th percentile)",
         highlight=False,
     )
-    if any(FAILED in row for result in found["benchmarks"].values() for row in result["rows"]):
-        err.print("[yellow]warning:[/] some could not be measured; the table says why")
 
 
 def _print_table(title: str, rows: list[dict[str, Any]]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from iterand import philox
+from iterand import memory, philox
 from iterand.backend import find_cuts, triton_problem, uses_triton
 from iterand.lab.benchmarks.table import Notify, Options, Row, Table, attempt
 from iterand.lab.benchmarks.timing import Spread, Work, one_by_one, spread, subject
@@ -72,6 +72,8 @@ def _select_ways(device: torch.device) -> list[str]:
 def _times(
     way: str, shapes: Sequence[torch.Size], together: bool, repeats: int, device: torch.device
 ) -> Spread:  # fmt: skip
+    scores_and_moves = 2 * 4 * sum(shape.numel() for shape in shapes)
+    memory.require(scores_and_moves, "measuring so many scores", "choose fewer with --size", device)
     generator = torch.Generator(device).manual_seed(0)
     scores, moves = (
         [torch.randn(shape, device=device, generator=generator) for shape in shapes] for _ in range(2)
