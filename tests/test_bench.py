@@ -106,6 +106,14 @@ def test_table_for_people(cli):
         (["step", "--network", "lstm"], "lstm is trained on imdb; benchmarks know the shapes of digits, cifar10"),
         (["step", "--precision", "int8"], "precision is 'int8'; it must be one of float32, bfloat16"),
         (["step", "--device", "tpu"], "device is 'tpu'"),
+        (["step", "--size", "9"], "--size is for select, not for step; leave it out"),
+        (["select", "--examples", "9"], "--examples is for augment or epoch, not for select; leave it out"),
+        (["augment", "--network", "conv6"], "--network is for step or loop or select or randomize or epoch or ticket"),
+        (["tasks", "--execution", "eager"], "--execution is for step or loop or inference, not for tasks"),
+        (["tasks", "--batch-size", "9"], "--batch-size is for step or loop or augment or epoch or inference, not"),
+        (["loop", "--precision", "float32"], "--precision is for step or epoch, not for loop; leave it out"),
+        (["step", "--data-dir", "."], "--data-dir is for epoch, not for step; leave it out"),
+        (["ticket", "--device", "cuda"], "--device cuda is for step or loop or select or randomize or augment or"),
     ],
 )
 def test_bad_input_gets_one_sentence(cli, arguments, sentence):

@@ -1,5 +1,6 @@
 """``iterand bench``: how fast training and its parts are on this machine."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,17 @@ from iterand.cli import options
 from iterand.cli.console import out, print_json, progress_bar, warn
 from iterand.errors import IterandError
 from iterand.lab.report.formatting import machine
+
+_BENCHMARKS = {  # of options that not all benchmarks have
+    "--network": ("step", "loop", "select", "randomize", "epoch", "ticket", "tasks", "inference"),
+    "--execution": ("step", "loop", "inference"),
+    "--batch-size": ("step", "loop", "augment", "epoch", "inference"),
+    "--precision": ("step", "epoch"),
+    "--size": ("select",),
+    "--examples": ("augment", "epoch"),
+    "--device cuda": ("step", "loop", "select", "randomize", "augment", "epoch"),
+    "--data-dir": ("epoch",),
+}
 
 
 def bench(
@@ -23,8 +35,8 @@ def bench(
     network: Annotated[
         list[str] | None,
         typer.Option(
-            help="Recipe whose network is measured, such as conv6; for loop and tasks also timm:NAME, bert and "
-            "minilm; for inference also timm:NAME and a ticket's file; repeatable.",
+            help="For all but augment: recipe whose network is measured, such as conv6; for loop and tasks also "
+            "timm:NAME, bert and minilm; for inference also timm:NAME and a ticket's file; repeatable.",
             autocompletion=options.completing(options.recipes),
         ),
     ] = None,
@@ -35,17 +47,23 @@ def bench(
             "make_step; for inference: iterand, onnxruntime, torch or compiled; repeatable."
         ),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples per step (128).")] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="For step, loop, augment, epoch and inference: examples per step (128)."),
+    ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="float32 or bfloat16 (as in the recipe; on a CPU float32).")
+        str | None,
+        typer.Option(help="For step and epoch: float32 or bfloat16 (as in the recipe; on a CPU float32)."),
     ] = None,
     size: Annotated[list[int] | None, typer.Option(min=1, help="For select: number of scores; repeatable.")] = None,
     examples: Annotated[
         int | None, typer.Option(min=1, help="For augment and epoch: number of examples (all; on a CPU few).")
     ] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Measurements of each.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets.")] = None,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, cuda or cuda:N; ticket, tasks and inference are measured on a CPU.")
+    ] = "auto",
+    data_dir: Annotated[Path | None, typer.Option(help="For epoch: folder of the data sets.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure how fast training and its parts are on this machine."""
@@ -55,6 +73,18 @@ def bench(
     from iterand.lab.training.recipe import PRECISIONS
 
     chosen = [catalog.find(each) for each in ([name] if name is not None else catalog.BENCHMARKS)]
+    if name is not None:
+        given = {
+            "--network": network,
+            "--execution": execution,
+            "--batch-size": batch_size,
+            "--precision": precision,
+            "--size": size,
+            "--examples": examples,
+            "--device cuda": device.startswith("cuda"),
+            "--data-dir": data_dir,
+        }
+        _check_options(name, given)
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
     options = Options(
@@ -81,6 +111,13 @@ def bench(
         raise IterandError("nothing could be measured; the table says why")
     if any(failed):
         warn("some could not be measured; the table says why")
+
+
+def _check_options(name: str, given: Mapping[str, object]) -> None:
+    """Refuse options that the benchmark does not have."""
+    for option, value in given.items():
+        if value and name not in _BENCHMARKS[option]:
+            raise ValueError(f"{option} is for {' or '.join(_BENCHMARKS[option])}, not for {name}; leave it out")
 
 
 def _print(found: dict[str, Any]) -> None:
