@@ -248,6 +248,9 @@ class TestCodeRunsAsPrinted:
         open_gates = torch.tensor([0.0, 1.0, 0.0, 0.0])[:, None].expand(4, 8)
         assert torch.equal(reader.lstm.bias_ih_l0.view(4, 8), open_gates)
         assert not reader.lstm.bias_hh_l0.any()
+        fresh = iterand.prune_(MyNetwork(), sparsity=0.9, preset="recommended", seed=0)
+        moved = zip(iterand.scores(names["student"]), iterand.scores(fresh))
+        assert not any(torch.equal(score, before) for score, before in moved)
 
     @pytest.mark.filterwarnings("ignore")  # what other packages warn of, release by release
     def test_trainers(self, folder):

@@ -10,7 +10,7 @@ from iterand.lab.networks import build_network
 from iterand.lab.training import recipe_file
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.session import Session
-from iterand.lab.training.steps import EagerStep
+from iterand.lab.training.steps import EagerStep, Teacher
 from kernel_cases import cases, misses, shrink
 
 pytest.importorskip("triton", reason="the kernels are written in Triton")
@@ -365,6 +365,7 @@ METHODS = {
     ],
     "smoothed labels": ["method.name=edge_popup", "label_smoothing=0.3"],
     "hot outputs": ["method.name=edge_popup", "temperature=0.25"],
+    "teacher": ["method.name=edge_popup", "teacher=x", "teacher_temperature=2"],
     "magnitude": ["method.name=edge_popup", "rank_by=magnitude", "weight_distribution=signed_constant"],
     "sgd": ["method.name=sgd"],
     "imp": ["method.name=imp", "epochs=8"],
@@ -377,12 +378,17 @@ def trained(settings, device, fused):
     recipe = recipe_file.override(Recipe(name="x"), [*base, *settings])
     session = Session(recipe, build_network(recipe.network.name, width_factor=0.125, classes=10, seed=0), 10, device)
     session.set_learning_rate(0.1)
+    teacher = None
+    if recipe.training.teacher:
+        teacher = Teacher(
+            build_network(recipe.network.name, width_factor=0.25, classes=10, seed=1).to(device), Recipe()
+        )
     if fused:
         from iterand.lab.training.fused import FusedStep
 
-        step = FusedStep(session, compile=False, graph=False)
+        step = FusedStep(session, compile=False, graph=False, teacher=teacher)
     else:
-        step = EagerStep(session)
+        step = EagerStep(session, teacher)
     generator = torch.Generator().manual_seed(1)
     small = recipe.network.name == "digits_conv"
     for size in (16, 16, 7) if small else (16, 7):

@@ -54,7 +54,8 @@ def test_digest_depends_on_settings_alone(recipe):
 
 def test_every_key_stands_in_the_toml():
     own = {"data.path", "data.image_size", "data.sha256", "network.arguments", "network.sha256"}
-    yours = recipe_file.override(Recipe(), ["data.name=image_folder", "network.name=timm:resnet18"])
+    own |= {f"training.{key}" for key in ("teacher", "teacher_weight", "teacher_temperature", "teacher_sha256")}
+    yours = recipe_file.override(Recipe(), ["data.name=image_folder", "network.name=timm:resnet18", "teacher=run"])
     for recipe, left_out in ((yours, set()), (Recipe(), own)):
         tables = tomllib.loads(recipe_file.to_toml(recipe))
         found = {f"{table}.{key}" for table, part in tables.items() if isinstance(part, dict) for key in part}

@@ -30,6 +30,7 @@ from iterand.lab.data.image_folder import fingerprint
 from iterand.lab.networks import network_names
 from iterand.lab.networks.external import UserCode, names_file
 from iterand.lab.training import recipe_file
+from iterand.lab.training.folder import network_sha256
 from iterand.lab.training.recipe import METHODS, Recipe
 
 _FOLDER = files("iterand.lab.experiments") / "recipes"
@@ -53,11 +54,11 @@ def find_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:
 
 
 def pin(recipe: Recipe, code: UserCode | None) -> Recipe:
-    """The recipe with the digests of the user's images and network, so that a run of others is not resumed.
+    """The recipe with the digests of the user's images, network and teacher, so that a run of others is not resumed.
 
     Digests that the recipe has already, such as that of a run folder, must be the same.
     """
-    data, network = recipe.data, recipe.network
+    data, network, training = recipe.data, recipe.network, recipe.training
     if data.name == IMAGE_FOLDER:
         if not data.path:
             raise RecipeError(
@@ -70,7 +71,11 @@ def pin(recipe: Recipe, code: UserCode | None) -> Recipe:
         found = code.sha256
         _check_same("network.sha256", network.sha256, found, str(code.file))
         network = replace(network, sha256=found)
-    return replace(recipe, data=data, network=network)
+    if training.teacher:
+        found = network_sha256(Path(training.teacher))
+        _check_same("training.teacher_sha256", training.teacher_sha256, found, f"the teacher {training.teacher}")
+        training = replace(training, teacher_sha256=found)
+    return replace(recipe, data=data, network=network, training=training)
 
 
 def _check_same(key: str, wanted: str, found: str, what: str) -> None:
@@ -114,14 +119,16 @@ def _read_file(path: Path, of_package: Callable[[str], Recipe], extending: tuple
 
 
 def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with the paths of the user's images and network, if they are relative, taken from this folder."""
-    data, network = recipe.data, recipe.network
+    """The recipe with relative paths of the user's images, network and teacher taken from this folder."""
+    data, network, training = recipe.data, recipe.network, recipe.training
     if data.path:
         data = replace(data, path=_absolute(data.path, folder))
     if names_file(network.name):
         source, _, function = network.name.rpartition(":")
         network = replace(network, name=f"{_absolute(source, folder)}:{function}")
-    return replace(recipe, data=data, network=network)
+    if training.teacher:
+        training = replace(training, teacher=_absolute(training.teacher, folder))
+    return replace(recipe, data=data, network=network, training=training)
 
 
 def _absolute(path: str, folder: Path) -> str:

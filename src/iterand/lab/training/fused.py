@@ -20,7 +20,15 @@ from iterand.lab.networks.external import is_external
 from iterand.lab.networks.resnet import ResidualBlock
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.session import Session
-from iterand.lab.training.steps import EVALUATION_BATCH, Sums, count_correct, forward, to_layout, training_loss
+from iterand.lab.training.steps import (
+    EVALUATION_BATCH,
+    Sums,
+    Teacher,
+    count_correct,
+    forward,
+    to_layout,
+    training_loss,
+)
 from iterand.masking import skeleton
 
 logger = logging.getLogger("iterand")
@@ -29,8 +37,9 @@ logger = logging.getLogger("iterand")
 class FusedStep:
     """Trains and evaluates the model of a session with kernels for all masked layers, captured as CUDA graphs."""
 
-    def __init__(self, session: Session, *, compile: bool, graph: bool = True) -> None:
+    def __init__(self, session: Session, *, compile: bool, graph: bool = True, teacher: Teacher | None = None) -> None:
         self._session = session
+        self._teacher = teacher
         self._network = None if is_external(session.recipe.network.name) else _Network.of(session, compile)
         self._step = TrainingStep(
             session.model,
@@ -54,7 +63,7 @@ class FusedStep:
         if not self._session.model.training:
             self._session.model.train()
         inputs = batch.inputs if self._network is not None else to_layout(batch.inputs, self._session.recipe)
-        self._step(inputs, batch.labels)
+        self._step(inputs, batch.labels, *([] if self._teacher is None else inputs))
 
     def evaluate(self, split: Split) -> dict[str, float]:
         """Mean loss and accuracy in percent on a split of the data."""
@@ -66,9 +75,10 @@ class FusedStep:
                 self._evaluation.run(self._step.preparations, work, (*batch.inputs, batch.labels))
         return self._sums.means(len(split))
 
-    def _loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, outputs: Tensor, labels: Tensor, *inputs: Tensor) -> Tensor:
         outputs = outputs.float()
-        loss = training_loss(outputs, labels, self._session.recipe.training)
+        taught = None if self._teacher is None else self._teacher(inputs)
+        loss = training_loss(outputs, labels, self._session.recipe.training, taught)
         self._session.count(loss, count_correct(outputs.detach(), labels), len(labels))
         return loss
 

@@ -265,10 +265,28 @@ class TrainingRecipe:
     """The share of a label that is spread over all classes, in training."""
     temperature: float = _number(1.0, 1e-3, 1e3)
     """Outputs are divided by it before the loss, in training; below 1 it helps networks with few weights."""
+    teacher: str = ""
+    """Distillation: the run folder or ticket of a network whose outputs are learned beside the labels."""
+    teacher_weight: float = _number(0.9, 0, 1)
+    """With a teacher: its share of the loss."""
+    teacher_temperature: float = _number(4.0, 1e-3, 1e3)
+    """With a teacher: outputs of both networks are divided by it before they are compared."""
+    teacher_sha256: str = ""
+    """Of the teacher's checkpoint or ticket. ``iterand train`` fills it in, so that a run does not change teachers."""
     select_epoch: str = _choice("last", "last", "best_validation")
     """Which epoch's network is tested and saved: the last, or the one with the lowest validation loss."""
     threads: int = _count(0, 0, 1024)
     """Threads on a CPU, on which floating-point sums depend; 0 for torch's default."""
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The keys that are for a teacher, if there is none."""
+        return () if self.teacher else ("teacher", "teacher_weight", "teacher_temperature", "teacher_sha256")
+
+    def __post_init__(self) -> None:
+        for key in self.unused:
+            if getattr(self, key) != getattr(type(self), key):
+                raise RecipeError(f"training.{key} is for a teacher, but training.teacher is missing; leave it out")
 
     @property
     def recomputes_norms(self) -> bool:

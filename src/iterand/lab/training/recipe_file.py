@@ -64,7 +64,7 @@ def read(path: Path, find: Callable[[str], Recipe] | None = None) -> Recipe:
 def as_dict(recipe: Recipe) -> dict[str, Any]:
     """The whole recipe as nested tables, defaults included, without the keys that its data and network do not have."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))  # lists, as in a file, not tuples
-    for name, section in (("data", recipe.data), ("network", recipe.network)):
+    for name, section in (("data", recipe.data), ("network", recipe.network), ("training", recipe.training)):
         for key in section.unused:
             del values[name][key]
     return values
@@ -102,17 +102,19 @@ def digest(recipe: Recipe) -> str:
 
 
 def without_places(recipe: Recipe) -> Recipe:
-    """The recipe without the folders of the user's images and network, which say nothing about the result.
+    """The recipe without the folders of the user's images, network and teacher, which say nothing about the result.
 
-    Images and networks are identified by ``data.sha256`` and ``network.sha256``.
+    These are identified by ``data.sha256``, ``network.sha256`` and ``training.teacher_sha256``.
     """
-    data, network = recipe.data, recipe.network
+    data, network, training = recipe.data, recipe.network, recipe.training
     if data.path:
         data = replace(data, path="")
     if names_file(network.name):
         source, _, function = network.name.rpartition(":")
         network = replace(network, name=f"{Path(source).name}:{function}")
-    return replace(recipe, data=data, network=network)
+    if training.teacher:
+        training = replace(training, teacher=Path(training.teacher).name)
+    return replace(recipe, data=data, network=network, training=training)
 
 
 def changed(recipe: Recipe) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
-from iterand.errors import CheckpointError, DataError
+from iterand.checks import shown
+from iterand.errors import CheckpointError, DataError, RecipeError
 from iterand.lab.data import IMAGE_FOLDER, Dataset, Split, load_data
 from iterand.lab.networks.external import UserCode
 from iterand.lab.training import environment, recipe_file
@@ -23,7 +24,8 @@ from iterand.lab.training.methods import pruned_count
 from iterand.lab.training.network import build_for_data, ticket_options
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.session import Session, selected_epoch
-from iterand.lab.training.steps import Execution, choose_step, evaluate
+from iterand.lab.training.steps import Execution, Teacher, choose_step, evaluate
+from iterand.masking import fold_
 from iterand.memory import exhaustion_explained
 from iterand.parametrization import MaskedParametrization
 from iterand.randomization import IterativeRandomization
@@ -67,12 +69,13 @@ def run(
             return record
 
         data = _load_data(recipe, device, data_dir)
+        teacher = _load_teacher(recipe, data, device)
         session = build_session(recipe, data, device, ranks, code)  # network, masks, optimizer, steppers
         check_norm_statistics(session)
         checkpoint = ranks.checkpoint_from_first(folder.last_checkpoint())
         if checkpoint is not None:
             session.restore(checkpoint)
-        step = choose_step(session, data, execution)
+        step = choose_step(session, data, execution, teacher)
 
         described = environment.describe(device, ranks.count) | {"execution": asdict(execution)}
         folder.start(recipe, described)
@@ -103,29 +106,55 @@ def check_run(recipe: Recipe, *, data_dir: Path | None = None, code: UserCode | 
     """Load the data and build the network on the CPU, as a run does before its first step; raises what it raises."""
     cpu = torch.device("cpu")
     with code.explained() if code else nullcontext(), exhaustion_explained(_LESS_MEMORY):
-        check_norm_statistics(build_session(recipe, _load_data(recipe, cpu, data_dir), cpu, code=code))
+        data = _load_data(recipe, cpu, data_dir)
+        _load_teacher(recipe, data, cpu)
+        check_norm_statistics(build_session(recipe, data, cpu, code=code))
 
 
 def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = None) -> dict[str, Any]:
     """Test a ticket, or the last checkpoint of a run folder (its best epoch so far, if the recipe selects that)."""
-    if path.is_dir():
-        recipe = RunFolder(path).recipe()
-        checkpoint = read_checkpoint(path)
-        if checkpoint is None:
-            raise CheckpointError(f"{path} holds no checkpoint; train it first")
-        data = _load_data(recipe, device, data_dir)
-        session = build_session(recipe, data, device)
-        session.restore(checkpoint)
-        if session.best:
-            session.load_network_state(session.best)
-        model: nn.Module = session.model
-    else:
-        model = load_ticket(path).to(device)
-        recipe = recipe_file.from_dict(read_ticket(path).recipe or {})
-        data = _load_data(recipe, device, data_dir)
+    recipe = _recipe_of(path)
+    data = _load_data(recipe, device, data_dir)
+    model = _network_of(path, recipe, data, device)
     with environment.compute_settings(recipe.training.threads):
         measured = evaluate(model, data.test, recipe, device)
     return {"path": str(path), "examples": len(data.test)} | {f"test_{name}": value for name, value in measured.items()}
+
+
+def _load_teacher(recipe: Recipe, data: Dataset[Split], device: torch.device) -> Teacher | None:
+    """The teacher of a run, if it has one."""
+    if not recipe.training.teacher:
+        return None
+    path = Path(recipe.training.teacher)
+    own = _recipe_of(path)
+    for key in ("name", "normalization", "image_size"):
+        theirs, ours = getattr(own.data, key), getattr(recipe.data, key)
+        if theirs != ours:
+            raise RecipeError(
+                f"the teacher {path} was trained with data.{key} = {shown(theirs)}, but the recipe has {shown(ours)}; "
+                "choose a teacher that sees the same inputs"
+            )
+    model = _network_of(path, own, data, device)
+    return Teacher(fold_(model) if masked_layers(model) else model, own)
+
+
+def _recipe_of(path: Path) -> Recipe:
+    """The recipe of a run folder or ticket."""
+    return RunFolder(path).recipe() if path.is_dir() else recipe_file.from_dict(read_ticket(path).recipe or {})
+
+
+def _network_of(path: Path, recipe: Recipe, data: Dataset[Split], device: torch.device) -> nn.Module:
+    """The network of a run folder, as of its last checkpoint or best epoch, or of a ticket."""
+    if not path.is_dir():
+        return load_ticket(path).to(device)
+    checkpoint = read_checkpoint(path)
+    if checkpoint is None:
+        raise CheckpointError(f"{path} holds no checkpoint; train it first")
+    session = build_session(recipe, data, device)
+    session.restore(checkpoint)
+    if session.best:
+        session.load_network_state(session.best)
+    return session.model
 
 
 def build_session(

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from iterand import backend
+from iterand.errors import RecipeError
 from iterand.lab.data import Batch, Dataset, Split
 from iterand.lab.data.text import TextSplit, arranged
 from iterand.lab.training.distributed import ALONE, Ranks
@@ -48,11 +49,24 @@ class Execution:
     graph: bool = True
 
 
-def choose_step(session: Session, data: Dataset[Split], execution: Execution) -> Step:
+class Teacher:
+    """A trained network whose outputs a run learns beside the labels (distillation; Hinton et al., 2015)."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe) -> None:
+        self._model = model.eval().requires_grad_(False)
+        self._recipe = recipe
+
+    @torch.no_grad()
+    def __call__(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Its outputs, at the temperature with which it was trained."""
+        return forward(self._model, inputs, self._recipe) / self._recipe.training.temperature
+
+
+def choose_step(session: Session, data: Dataset[Split], execution: Execution, teacher: Teacher | None = None) -> Step:
     """The fastest step that works on this device for this model; on a GPU, a slower one is logged with the reason."""
     # A fused step updates scores as their gradients come; over several ranks these are averaged first.
     if session.device.type != "cuda" or session.ranks.count > 1:
-        return EagerStep(session)
+        return EagerStep(session, teacher)
     reason = "texts differ in length" if isinstance(data.train, TextSplit) else backend.triton_problem(session.device)
     if reason is None:
         from iterand.lab.training.fused import FusedStep
@@ -60,9 +74,9 @@ def choose_step(session: Session, data: Dataset[Split], execution: Execution) ->
         compile = execution.compile
         if compile is None:
             compile = compiling_pays(session.recipe, session.steps_per_epoch * session.recipe.training.epochs)
-        return FusedStep(session, compile=compile, graph=execution.graph)
+        return FusedStep(session, compile=compile, graph=execution.graph, teacher=teacher)
     logger.warning("without fused steps, so slower than it could be: %s", reason)
-    return EagerStep(session)
+    return EagerStep(session, teacher)
 
 
 def compiling_pays(recipe: Recipe, steps: int) -> bool:
@@ -79,8 +93,9 @@ class EagerStep:
 
     way = "eager"
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, teacher: Teacher | None = None) -> None:
         self._session = session
+        self._teacher = teacher
 
     def train(self, batch: Batch) -> None:
         """Forward, backward, update; add loss and hits to the sums of the epoch."""
@@ -89,7 +104,8 @@ class EagerStep:
         session.model.train()
         session.optimizer.zero_grad()
         outputs = forward(session.parallel, batch.inputs, session.recipe)
-        loss = training_loss(outputs, batch.labels, session.recipe.training)
+        taught = None if self._teacher is None else self._teacher(batch.inputs)
+        loss = training_loss(outputs, batch.labels, session.recipe.training, taught)
         ranks.weighted(loss, len(batch.labels)).backward()  # type: ignore[no-untyped-call]
         session.optimizer.step()
         session.count(loss, count_correct(outputs.detach(), batch.labels), len(batch.labels))
@@ -161,10 +177,27 @@ def loss(outputs: Tensor, labels: Tensor, smoothing: float = 0.0, reduction: str
     return F.cross_entropy(outputs, labels, reduction=reduction, label_smoothing=smoothing)
 
 
-def training_loss(outputs: Tensor, labels: Tensor, training: TrainingRecipe) -> Tensor:
-    """The loss of training, with the temperature and label smoothing of the recipe."""
+def training_loss(outputs: Tensor, labels: Tensor, training: TrainingRecipe, taught: Tensor | None = None) -> Tensor:
+    """The loss of training, with the temperature and label smoothing of the recipe and the outputs of a teacher."""
     scaled = outputs if training.temperature == 1 else outputs / training.temperature
-    return loss(scaled, labels, training.label_smoothing)
+    of_labels = loss(scaled, labels, training.label_smoothing)
+    if taught is None:
+        return of_labels
+    of_teacher = distillation_loss(scaled, taught, training.teacher_temperature)
+    return (1 - training.teacher_weight) * of_labels + training.teacher_weight * of_teacher
+
+
+def distillation_loss(outputs: Tensor, taught: Tensor, temperature: float) -> Tensor:
+    """T² KL(teacher ‖ network) of the outputs divided by T, so that gradients do not shrink with T."""
+    if outputs.shape != taught.shape:
+        raise RecipeError(
+            f"the teacher has {taught.shape[1]} outputs, but the network {outputs.shape[1]}; choose a teacher of the "
+            "same classes"
+        )
+    if outputs.shape[1] == 1:  # two classes
+        outputs, taught = F.pad(outputs, (1, 0)), F.pad(taught, (1, 0))
+    logs, wanted = ((each / temperature).log_softmax(1) for each in (outputs, taught))
+    return temperature**2 * F.kl_div(logs, wanted, reduction="batchmean", log_target=True)
 
 
 def count_correct(outputs: Tensor, labels: Tensor) -> Tensor:
