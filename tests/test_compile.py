@@ -97,6 +97,26 @@ def test_training_is_the_same(backend):
         assert torch.equal(a.draw, b.draw)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=inductor)])
+def test_bernoulli_masks_are_the_same(backend):
+    """Two layers have different keys, which compiled code must not take for one number that varies."""
+    model, twin, other = (
+        iterand.prune_(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), 0.5, mask="bernoulli", seed=seed)
+        for seed in (0, 0, 5)
+    )
+    twin.load_state_dict(model.state_dict())
+    compiled, inputs = torch.compile(model, backend=backend), torch.ones(4, 8)
+    for _ in range(2):
+        output, expected = compiled(inputs), twin(inputs)
+        torch.testing.assert_close(output, expected)
+        gradients = torch.autograd.grad(output.square().sum(), iterand.scores(model))
+        torch.testing.assert_close(gradients, torch.autograd.grad(expected.square().sum(), iterand.scores(twin)))
+    if backend == "aot_eager":  # compiling is quick
+        with pytest.warns(UserWarning, match="the state has seed="):
+            model.load_state_dict(other.state_dict())
+        torch.testing.assert_close(compiled(inputs), other(inputs))
+
+
 def test_folding_a_compiled_model():
     model = network(ranking="global")
     compiled = torch.compile(model, backend="aot_eager")
