@@ -267,9 +267,9 @@ class TrainingRecipe:
     """Outputs are divided by it before the loss, in training; below 1 it helps networks with few weights."""
     teacher: str = ""
     """Distillation: the run folder or ticket of a network whose outputs are learned beside the labels."""
-    teacher_weight: float = _number(0.9, 0, 1)
+    teacher_weight: float = _number(0.5, 0, 1)
     """With a teacher: its share of the loss."""
-    teacher_temperature: float = _number(4.0, 1e-3, 1e3)
+    teacher_temperature: float = _number(1.0, 1e-3, 1e3)
     """With a teacher: outputs of both networks are divided by it before they are compared."""
     teacher_sha256: str = ""
     """Of the teacher's checkpoint or ticket. ``iterand train`` fills it in, so that a run does not change teachers."""
