@@ -114,8 +114,12 @@ def check_run(recipe: Recipe, *, data_dir: Path | None = None, code: UserCode | 
 def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = None) -> dict[str, Any]:
     """Test a ticket, or the last checkpoint of a run folder (its best epoch so far, if the recipe selects that)."""
     recipe = _recipe_of(path)
-    data = _load_data(recipe, device, data_dir)
-    model = _network_of(path, recipe, data, device)
+    if path.is_dir():
+        data = _load_data(recipe, device, data_dir)
+        model = _network_of(path, recipe, data, device)
+    else:
+        model = load_ticket(path).to(device)
+        data = _load_data(recipe, device, data_dir)
     with environment.compute_settings(recipe.training.threads):
         measured = evaluate(model, data.test, recipe, device)
     return {"path": str(path), "examples": len(data.test)} | {f"test_{name}": value for name, value in measured.items()}
@@ -134,7 +138,7 @@ def _load_teacher(recipe: Recipe, data: Dataset[Split], device: torch.device) ->
                 f"the teacher {path} was trained with data.{key} = {shown(theirs)}, but the recipe has {shown(ours)}; "
                 "choose a teacher that sees the same inputs"
             )
-    model = _network_of(path, own, data, device)
+    model = _network_of(path, own, data, device) if path.is_dir() else load_ticket(path).to(device)
     return Teacher(fold_(model) if masked_layers(model) else model, own)
 
 
@@ -144,9 +148,7 @@ def _recipe_of(path: Path) -> Recipe:
 
 
 def _network_of(path: Path, recipe: Recipe, data: Dataset[Split], device: torch.device) -> nn.Module:
-    """The network of a run folder, as of its last checkpoint or best epoch, or of a ticket."""
-    if not path.is_dir():
-        return load_ticket(path).to(device)
+    """The network of a run folder, as of its last checkpoint or best epoch."""
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
         raise CheckpointError(f"{path} holds no checkpoint; train it first")
