@@ -130,7 +130,7 @@ def test_a_recipe_knows_its_teacher_by_its_contents(tmp_path, folder, monkeypatc
 def test_recipes_without_a_teacher_do_not_mention_one():
     assert not [key for key in recipe_file.as_dict(small())["training"] if "teacher" in key]
     with pytest.raises(RecipeError, match=r"training.teacher_weight is for a teacher, but training.teacher is missing"):
-        small("teacher_weight=0.5")
+        small("teacher_weight=0.7")
 
 
 def test_teachers_that_cannot_teach_are_refused(tmp_path, folder):

@@ -210,6 +210,8 @@ class TestMatching:
         base = recipe()
         if key in ("data.path", "data.image_size", "data.sha256", "network.arguments", "network.sha256"):
             base = recipe_file.override(base, ["data.name=image_folder", "network.name=own.py:network"])
+        if key.startswith("training.teacher"):
+            base = recipe_file.override(base, ["teacher=runs/teacher"])
         if key == "method.coats":
             base = recipe_file.override(base, ["mask=multicoat", "coats=2"])
         same = identity(changed(base, key)) == identity(base)
