@@ -255,6 +255,27 @@ class TestTransformers:
             trainer(built, IteRandCallback(0.6), optimizers=(optimizer, None))
         assert not iterand.masked_layers(built)
 
+    def test_a_model_that_model_init_prunes(self, make):
+        from iterand.integrations.transformers import IteRandCallback
+
+        model, trainer = make
+        callback, seen = IteRandCallback(), []
+        run = trainer(None, callback, model_init=lambda: iterand.prune_(model(), 0.6), arguments={"max_steps": 3})
+        for _ in range(2):
+            run.train()
+            seen.append(run.model)
+            assert iterand.masked_layers(run.model)
+            assert [stepper.iteration for stepper in callback.search.steppers] == [3]
+        assert seen[0] is not seen[1]
+
+    def test_model_init_without_pruning_is_refused(self, make):
+        from iterand.integrations.transformers import IteRandCallback
+
+        model, trainer = make
+        run = trainer(None, IteRandCallback(0.6), model_init=model)
+        with pytest.raises(ValueError, match="call prune_ in model_init, and leave out sparsity="):
+            run.train()
+
     def test_resizing_embeddings_is_refused(self, make):
         model, _ = make
         masked = iterand.prune_(model(), 0.6)

@@ -7,6 +7,7 @@ from torch import nn
 
 from iterand.errors import extra
 from iterand.integrations import MakeSteppers, Search
+from iterand.surgery import masked_layers
 
 with extra("transformers", "the callback for Trainer"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -19,7 +20,8 @@ class IteRandCallback(TrainerCallback):
     from one continues exactly.
 
     Args:
-        sparsity: p, the share of weights pruned, as in ``prune_``. Without it the model must be masked already.
+        sparsity: p, the share of weights pruned, as in ``prune_``. Without it the model must be masked already, as one
+            that ``model_init`` makes.
         steppers: Called with the model and the number of optimizer steps; gives the steppers. The default is
             ``IterativeRandomization(model)``, or ``recommended_steppers`` with ``preset="recommended"``; none for
             existing weights.
@@ -57,6 +59,11 @@ class IteRandCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: nn.Module, **others: Any
     ) -> None:
         """Make the steppers."""
+        if self.search.sparsity is not None and not masked_layers(model):
+            raise ValueError(
+                "Trainer has made a new model with model_init since the callback pruned the first one; call prune_ in "
+                "model_init, and leave out sparsity="
+            )
         self.search.begin(model, lambda: state.max_steps)
 
     def on_optimizer_step(
