@@ -186,6 +186,29 @@ class TestLightning:
             assert torch.equal(layer.weight, layer.parametrization.weight())
             assert layer.draw.any()
 
+    @pytest.mark.parametrize("name", ["StochasticWeightAveraging", "WeightAveraging", "EMAWeightAveraging"])
+    def test_averages_of_the_module_before_pruning_are_refused(self, make, name):
+        from iterand.integrations.lightning import IteRand
+
+        callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+        if not hasattr(callbacks, name):
+            pytest.skip(f"this release of lightning has no {name}")
+        options = {"swa_lrs": 0.1} if name == "StochasticWeightAveraging" else {"use_buffers": False}
+        Module, trainer = make
+        module, averaging = Module(), getattr(callbacks, name)(**options)
+        with pytest.raises(ValueError, match=rf"before it is pruned; put IteRand before {name} in callbacks="):
+            trainer(averaging, IteRand(0.6)).fit(module, trainer_scripts.batches())
+        assert not iterand.masked_layers(module)
+        trainer(IteRand(0.6), averaging).fit(module, trainer_scripts.batches())
+
+    def test_other_modules_in_callbacks_before_it_are_not_copies(self, make, lightning):
+        from iterand.integrations.lightning import IteRand
+
+        Module, trainer = make
+        module, holder = Module(), lightning.Callback()
+        holder.itself, holder.teacher = module, nn.Linear(6, 3)
+        trainer(holder, IteRand(0.6)).fit(module, trainer_scripts.batches())
+
     def test_a_global_ranking_is_cut_once_a_step(self, make, monkeypatch):
         from iterand.integrations.lightning import IteRand
         from iterand.selection import GlobalRanking

@@ -1,10 +1,14 @@
 """A Lightning callback that searches with IteRand."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Any
+
+from torch import nn
 
 from iterand.errors import extra
 from iterand.integrations import MakeSteppers, Search
+from iterand.surgery import masked_layers
 
 with extra("lightning", "the Lightning callback"):
     try:
@@ -51,6 +55,9 @@ class IteRand(Callback):
                 "the strategy trains a copy of the module in worker processes, so pruning there would not reach the "
                 "module itself; prune_ it before fit, and leave out sparsity="
             )
+        if self.search.sparsity is not None and not masked_layers(pl_module):
+            earlier = takewhile(lambda callback: callback is not self, trainer.callbacks)
+            _refuse_copies(earlier, pl_module)
         self.search.prune(pl_module)
         if stage == "fit" and not _may_be_pruned_later(pl_module):
             self.search.require_masked(pl_module)
@@ -70,6 +77,17 @@ class IteRand(Callback):
         if trainer.global_step != self._step:
             self._step = trainer.global_step
             self.search.step()
+
+
+def _refuse_copies(callbacks: Iterable[Callback], module: LightningModule) -> None:
+    """Refuse callbacks that hold a copy of the module that is to be pruned, such as those that average weights."""
+    for callback in callbacks:
+        held = (value for value in vars(callback).values() if isinstance(value, nn.Module) and value is not module)
+        if any(type(part) is type(module) for value in held for part in value.modules()):
+            name = type(callback).__name__
+            raise ValueError(
+                f"{name} has copied the module before it is pruned; put IteRand before {name} in callbacks="
+            )
 
 
 def _may_be_pruned_later(module: LightningModule) -> bool:
