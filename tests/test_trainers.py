@@ -174,6 +174,26 @@ class TestLightning:
         with pytest.raises(ValueError, match="use_buffers=True would average random weights"):
             trainer(IteRand(0.6), averaging.WeightAveraging()).fit(Module(), trainer_scripts.batches())
 
+    def test_norms_that_share_statistics_are_converted_before_pruning(self, make):
+        from iterand.integrations.lightning import IteRand
+
+        class Normed(make[0]):
+            def __init__(self) -> None:
+                super().__init__()
+                self.network.insert(1, nn.BatchNorm1d(16))
+
+        trainer = make[1](strategy="ddp", devices=1, sync_batchnorm=True)
+        with pytest.raises(ValueError, match=r"cannot convert a norm once 'network\.1\.bias' is masked; leave it out"):
+            IteRand(0.6, preset="recommended").setup(trainer, Normed(), "fit")
+        IteRand(0.6, preset="recommended").setup(trainer, Normed(), "validate")  # where Lightning converts nothing
+        fixed = Normed()
+        IteRand(0.6).setup(trainer, fixed, "fit")
+        assert isinstance(nn.SyncBatchNorm.convert_sync_batchnorm(fixed).network[1], nn.SyncBatchNorm)
+        shifted = nn.SyncBatchNorm.convert_sync_batchnorm(Normed())
+        IteRand(0.6, preset="recommended").setup(make[1](strategy="ddp", devices=1), shifted, "fit")
+        assert isinstance(shifted.network[1], nn.SyncBatchNorm)
+        assert "network.1.bias" in iterand.masked_layers(shifted)
+
     def test_averaged_scores(self, make):
         from iterand.integrations.lightning import IteRand
 

@@ -5,6 +5,7 @@ from itertools import takewhile
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from iterand.errors import extra
 from iterand.integrations import MakeSteppers, Search
@@ -59,6 +60,8 @@ class IteRand(Callback):
             earlier = takewhile(lambda callback: callback is not self, trainer.callbacks)
             _refuse_copies(earlier, pl_module)
         self.search.prune(pl_module)
+        if stage == "fit" and getattr(trainer.strategy, "_layer_sync", None) is not None:
+            _refuse_masked_norms(pl_module)
         if stage == "fit" and not _may_be_pruned_later(pl_module):
             self.search.require_masked(pl_module)
 
@@ -87,6 +90,16 @@ def _refuse_copies(callbacks: Iterable[Callback], module: LightningModule) -> No
             name = type(callback).__name__
             raise ValueError(
                 f"{name} has copied the module before it is pruned; put IteRand before {name} in callbacks="
+            )
+
+
+def _refuse_masked_norms(module: LightningModule) -> None:
+    """Refuse batch norms whose shift is masked: Lightning converts norms after this, and would need a parameter."""
+    for name, layer in masked_layers(module).items():
+        if any(isinstance(owner, _BatchNorm) for owner, _ in layer.owners):
+            raise ValueError(
+                f"sync_batchnorm=True cannot convert a norm once {name!r} is masked; leave it out, and call "
+                "torch.nn.SyncBatchNorm.convert_sync_batchnorm on a new module before fit"
             )
 
 
