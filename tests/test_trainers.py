@@ -332,6 +332,18 @@ class TestTransformers:
         masked.tie_weights()
         assert masked.resize_token_embeddings(24, mean_resizing=False).weight.shape == (24, 8)
 
+    def test_tying_masked_weights_again_is_refused(self, make):
+        model, _ = make
+        masked = iterand.prune_(model(), 0.6)
+        for again in (masked.tie_weights, lambda: masked.resize_token_embeddings(20)):
+            with pytest.raises(
+                ValueError, match=r"'transformer\.wte\.weight' is masked and stays tied; call tie_weights"
+            ):
+                again()
+        free = iterand.prune_(model(), 0.6, exclude=["lm_head", "transformer.wte"])
+        free.resize_token_embeddings(24, mean_resizing=False)
+        assert free.lm_head.weight is free.transformer.wte.weight
+
     def test_saved_and_loaded_as_transformers_does(self, make, tmp_path):
         """The state of a masked model, with tied weights once; a folded one is an ordinary checkpoint."""
         from iterand.integrations.transformers import IteRandCallback

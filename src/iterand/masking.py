@@ -181,12 +181,12 @@ def prune_(
 def _apply(plan: PruningPlan) -> None:
     """Change the model; nothing is refused here."""
     for module in plan.root.modules():
-        surgery.stop_caching_cuts_(module)  # whose parts were folded one by one
+        surgery.restore_root_(module)  # whose parts were folded one by one
     for group, mask, weight in zip(plan.groups, plan.masks, plan.weights):
         surgery.attach(group, mask, weight)
     if any(isinstance(ranking, GlobalRanking) for ranking in plan.rankings):
         set_sparsity_(plan.root, 1.0)
-    surgery.cache_cuts_(plan.root, plan.rankings)
+    surgery.adapt_root_(plan.root, plan.rankings)
     freezing.freeze_biases_(plan.zeroed_biases)
     freezing.freeze_norms_(plan.frozen_norms)
     freezing.freeze_values_(plan.frozen_values)
@@ -283,7 +283,7 @@ def skeleton(model: nn.Module) -> nn.Module:
 def _replace(root: nn.Module, layers: Iterable[MaskedLayer], values: Iterable[Tensor]) -> None:
     """Replace masked tensors by ordinary parameters."""
     for module in root.modules():
-        surgery.stop_caching_cuts_(module)
+        surgery.restore_root_(module)
     for layer, value in zip(layers, values):
         parameter = nn.Parameter(value, requires_grad=layer.parametrization.trained)
         for module, attribute in layer.owners:

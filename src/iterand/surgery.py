@@ -1,7 +1,7 @@
 """Attach masks to a model, find them again and detach them.
 
 ``attach`` and ``detach`` add and remove the masked parametrization of a parameter, ``masked_layers`` finds those that
-are there. ``cache_cuts_`` makes a forward pass of the model find its cuts once.
+are there. ``adapt_root_`` changes the model as a whole: a forward pass finds its cuts once.
 """
 
 import copy
@@ -21,7 +21,7 @@ from iterand.parametrization import MaskedParametrization
 from iterand.selection import Ranking
 
 _RANKINGS = "_iterand_rankings"  # attribute of a masked model
-_CUTS = "_iterand_cuts"  # attribute of the class that ``cache_cuts_`` makes
+_CUTS = "_iterand_cuts"  # attribute of the class that ``adapt_root_`` makes
 _SAMPLES = "_iterand_samples"  # attribute of the call of a layer with Bernoulli masks
 _PASSES = ("forward", "training_step", "validation_step", "test_step", "predict_step")  # the last four: Lightning's
 _TIED = "_tied_weights_keys"  # attribute of a module, as Hugging Face has it: patterns for the names of tied tensors
@@ -122,6 +122,15 @@ def _refuse_resizing(embedding: nn.Embedding, count: int) -> None:
             f"a masked embedding of {embedding.num_embeddings} rows cannot be resized to {count}; resize it before "
             "prune_, or fold_ the model first"
         )
+
+
+def _refuse_tying(model: nn.Module) -> None:
+    for name, layer in masked_layers(model).items():
+        if len(layer.owners) > 1:
+            raise ValueError(
+                f"{name!r} is masked and stays tied; call tie_weights, and resize_token_embeddings, which calls it, "
+                "before prune_"
+            )
 
 
 @dataclass(frozen=True)
@@ -232,8 +241,8 @@ def parametrizations(module: nn.Module, attribute: str) -> nn.ModuleList:
     return cast(nn.ModuleList, cast(nn.ModuleDict, module.parametrizations)[attribute])
 
 
-def cache_cuts_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]]) -> None:
-    """Make a forward pass of the model find its cuts once."""
+def adapt_root_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]]) -> None:
+    """Make a forward pass of the model find its cuts once, and refuse what would go wrong with masked tied tensors."""
     # A subclass, as in parametrize. Forward hooks would not run after a KeyboardInterrupt in the middle of a pass. If
     # the root is parametrized itself, the new class becomes the base of parametrize's class, which torch edits.
     generated = _class_of_parametrizations(root)
@@ -262,17 +271,23 @@ def cache_cuts_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]])
         copied.__setstate__(copy.deepcopy(cast(Any, base).__getstate__(self), memo))  # type: ignore[no-untyped-call]
         return copied
 
+    def tie_weights(self: nn.Module, *args: Any, **options: Any) -> Any:
+        _refuse_tying(self)
+        return cast(Any, base).tie_weights(self, *args, **options)
+
     namespace: dict[str, Any] = {name: one_pass(getattr(base, name)) for name in _PASSES if hasattr(base, name)}
     namespace |= {"__getstate__": _refuse_pickling, "__module__": base.__module__, _CUTS: True}
     if not hasattr(base, "__deepcopy__"):  # by default, copies and pickles are made from __getstate__
         namespace["__deepcopy__"] = deepcopy
+    if hasattr(base, "tie_weights"):  # as Hugging Face's models have
+        namespace["tie_weights"] = tie_weights
     caching = type(base.__name__, (base,), namespace)
     setattr(root, _RANKINGS, rankings)
     root.__class__ = _replace_base(type(root), base, caching)
 
 
-def stop_caching_cuts_(root: nn.Module) -> None:
-    """Undo ``cache_cuts_``. Does nothing if it was not called."""
+def restore_root_(root: nn.Module) -> None:
+    """Undo ``adapt_root_``. Does nothing if it was not called."""
     if _RANKINGS in root.__dict__:
         delattr(root, _RANKINGS)
         caching = next(kind for kind in type(root).__mro__ if _CUTS in vars(kind))
