@@ -366,8 +366,8 @@ class MaskedParametrization(nn.Module):
         while frame is not None:
             if frame.f_code is AveragedModel.__init__.__code__ and frame.f_locals["use_buffers"]:
                 raise ValueError(
-                    "use_buffers=True would average random weights and their draws; leave it out, and if the model "
-                    "has batch norms, call torch.optim.swa_utils.update_bn"
+                    "use_buffers=True would average random weights and their draws; set use_buffers=False, and if "
+                    "the model has batch norms, call torch.optim.swa_utils.update_bn"
                 )
             frame = frame.f_back
         return super().__getstate__() | {"_copied_from": weakref.ref(self)}  # type: ignore[no-untyped-call]
