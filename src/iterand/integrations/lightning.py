@@ -26,9 +26,10 @@ class IteRand(Callback):
 
     It works with the Trainer of ``lightning.pytorch`` and of ``pytorch_lightning``.
 
-    The module's state dict has the iteration counts, so a fit resumed from a checkpoint continues exactly. Steppers
-    step at the end of each batch after which ``trainer.global_step`` has grown: once for all batches whose gradients
-    are accumulated, and once if several optimizers have stepped in a batch.
+    The module's state dict has the iteration counts, so a fit resumed from the end of an epoch continues exactly. In
+    the middle of one Lightning does not restore the place in the data. Steppers step at the end of each batch after
+    which ``trainer.global_step`` has grown: once for all batches whose gradients are accumulated, and once if several
+    optimizers have stepped in a batch.
 
     Args:
         sparsity: p, the share of weights pruned, as in ``prune_``. Without it the module must be masked already.
