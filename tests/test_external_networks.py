@@ -323,6 +323,8 @@ class TestMistakes:
             ("arguments={width = [[1]]}", "network.arguments.width is [[1]]; it must be a text, a number"),
             ("arguments={'a b' = 1}", "network.arguments has the key 'a b'; keys are names of arguments"),
             ("network.name=conv6", "network.arguments is for a network of yours, 'timm:NAME', 'FILE.py:FUNCTION'"),
+            ("network.name=resnet18_cifr", "no network is called 'resnet18_cifr'; did you mean 'resnet18_cifar'?"),
+            ("network.name=nets.py", "no network is called 'nets.py'; did you mean 'nets.py:FUNCTION'?"),
             ("batch_size=100", "training.batch_size is 100, but there are only 33 training examples"),
         ],
     )

@@ -11,6 +11,7 @@ from iterand.backend import RankBy
 from iterand.checks import shown
 from iterand.errors import RecipeError
 from iterand.lab.data import AUGMENTATIONS, IMAGE_FOLDER, LARGEST_IMAGE, NORMALIZATIONS, SMALLEST_IMAGE
+from iterand.lab.networks import require_known
 from iterand.lab.networks.external import EXTERNAL_FORMS, is_external
 from iterand.planning import LARGEST_GAIN
 from iterand.selection import RankingChoice
@@ -109,6 +110,10 @@ class NetworkRecipe:
     def __post_init__(self) -> None:
         for key in self.unused:
             if getattr(self, key):
+                try:
+                    require_known(self.name)
+                except ValueError as error:
+                    raise RecipeError(str(error)) from None
                 raise RecipeError(
                     f"network.{key} is for a network of yours, {EXTERNAL_FORMS}, but network.name is "
                     f"{shown(self.name)}; leave it out"
