@@ -197,6 +197,11 @@ class TestCommand:
         small_report(tmp_path / "runs", monkeypatch)
         assert json.loads(self.run(tmp_path / "runs", "--format", "json").stdout)["profile"] == "paper"
 
+    def test_a_dry_run_that_two_experiments_share_is_counted_once(self, tmp_path, monkeypatch):
+        install(monkeypatch, widths(), replace(widths(), name="more"))
+        write_runs(tmp_path, tiny(widths()).cells[0].recipe, 11.11, 12.22)
+        assert "; 2 dry runs left out" in self.run(tmp_path, "-o", tmp_path / "page.html").stdout
+
     def test_dry_runs_and_unmatched_records_are_mentioned(self, tmp_path, monkeypatch):
         install(monkeypatch, widths())
         write_runs(tmp_path, tiny(widths()).cells[0].recipe, 11.11, 12.22)

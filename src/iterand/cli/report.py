@@ -66,7 +66,7 @@ def _formatter(form: Format) -> "Callable[[Report], str]":
 def _contents(found: "Report") -> str:
     text = f"{len(found.runs)} runs in {len(found.started)} of {len(found.outcomes)} experiments"
     if found.dry:
-        text += f"; {sum(len(outcome.runs) for outcome in found.dry)} dry runs left out (--scale tiny shows them)"
+        text += f"; {len(found.dry_runs)} dry runs left out (--scale tiny shows them)"
     if found.unmatched:
         text += f"; {len(found.unmatched)} records belong to no cell of profile {found.profile}"
     return text

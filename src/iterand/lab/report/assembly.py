@@ -291,7 +291,12 @@ class Report:
     @cached_property
     def runs(self) -> tuple[Record, ...]:
         """All runs that count, each once."""
-        return tuple({id(run): run for outcome in self.outcomes for run in outcome.runs}.values())
+        return _distinct_runs(self.outcomes)
+
+    @property
+    def dry_runs(self) -> tuple[Record, ...]:
+        """All dry runs, each once."""
+        return _distinct_runs(self.dry)
 
     @cached_property
     def dates(self) -> tuple[str, ...]:
@@ -319,6 +324,11 @@ class Report:
         profile = "" if self.profile == "paper" else f" --profile {self.profile}"
         scale = "" if self.scale == "full" else f" --scale {self.scale}"
         return f"iterand reproduce {outcome.experiment.name}{profile}{scale}"
+
+
+def _distinct_runs(outcomes: Iterable[Outcome]) -> tuple[Record, ...]:
+    """The runs of some experiments, each once, though two of them may share one."""
+    return tuple({id(run): run for outcome in outcomes for run in outcome.runs}.values())
 
 
 def gpu_seconds(recipes: Sequence[Recipe]) -> float | None:
