@@ -197,18 +197,19 @@ class TestWrongFolders:
         cut = own / "train" / "blue" / "000.png"
         cut.write_bytes(cut.read_bytes()[:300])
         (own / "train" / "red" / "notes.txt").write_text("not an image")
-        (own / "train" / "green" / "empty.jpg").touch()
+        (own / "test" / "green" / "empty.jpg").touch()
         found = self.sentence(own)
         assert f"{own}/train/blue/000.png: " in found
         assert f"{own}/train/red/notes.txt: it is no image in a format that Pillow knows" in found
-        assert "3 of " in found
+        assert f"{own}/test/green/empty.jpg: " in found
+        assert "3 of 47 files are no images" in found
         assert found.endswith("; replace or remove them")
 
     def test_many_bad_files_make_one_short_sentence(self, own):
         for image in (own / "test").rglob("*.png"):
             image.write_bytes(b"")
         found = self.sentence(own)
-        assert "9 of 9 files" in found
+        assert "9 of 45 files" in found
         assert " and 6 more; replace" in found
 
     def test_what_systems_leave_in_folders_is_skipped(self, own):

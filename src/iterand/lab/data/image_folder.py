@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,14 +54,10 @@ def load(located: Located, device: torch.device, options: Options) -> Dataset[Im
     hint = "lower image_size or limit; data.name = 'imagenet' reads images of 224×224 as they are used"
     memory.require(3 * size * size * count, f"{count:,} images of {size}×{size}", hint, device)
     normalize = Normalizer("imagenet" if options.normalization == "default" else options.normalization, device)
+    pixels = torch.split(_decoded(chosen, size), [len(part.chosen) for part in chosen])
     train, validation, test = (
-        ImageSplit(
-            _decoded(part, size).to(device),
-            part.tree.labels[part.chosen].to(device),
-            normalize,
-            options.augmentation,
-        )
-        for part in chosen
+        ImageSplit(images.to(device), part.tree.labels[part.chosen].to(device), normalize, options.augmentation)
+        for part, images in zip(chosen, pixels)
     )
     return Dataset(train, validation, test, classes=len(parts[0].tree.classes))
 
@@ -70,10 +66,9 @@ def check(located: Located, progress: Progress) -> str:
     """Decode every image; returns how many there are."""
     parts = open_folder(located.path)
     total, done = sum(len(part.chosen) for part in parts), 0
-    for part in parts:
-        for group in _decode_groups(part, _CHECKED_SIZE):
-            done += len(group)
-            progress(done, total)
+    for group in _decode_groups(parts, _CHECKED_SIZE):
+        done += len(group)
+        progress(done, total)
     return f"{total:,} images of {len(parts[0].tree.classes):,} classes, all can be decoded"
 
 
@@ -170,16 +165,16 @@ def _split(tree: ClassFolders, parts: int) -> list[Tensor]:
     return [torch.cat(part) for part in chosen]
 
 
-def _decoded(part: Part, size: int) -> Tensor:
-    """The images as bytes, [images, 3, size, size]."""
-    pixels, done = np.empty((len(part.chosen), 3, size, size), np.uint8), 0
-    for group in _decode_groups(part, size):
+def _decoded(parts: Sequence[Part], size: int) -> Tensor:
+    """The images of all parts as bytes, [images, 3, size, size]."""
+    pixels, done = np.empty((sum(len(part.chosen) for part in parts), 3, size, size), np.uint8), 0
+    for group in _decode_groups(parts, size):
         pixels[done : done + len(group)] = np.stack(group).transpose(0, 3, 1, 2)
         done += len(group)
     return torch.from_numpy(pixels)
 
 
-def _decode_groups(part: Part, size: int) -> Iterator[list[Pixels]]:
+def _decode_groups(parts: Sequence[Part], size: int) -> Iterator[list[Pixels]]:
     """The images in groups, decoded by threads; all that cannot be decoded are named in one error at the end."""
 
     def decode(path: str) -> Pixels | str:
@@ -188,7 +183,7 @@ def _decode_groups(part: Part, size: int) -> Iterator[list[Pixels]]:
         except ValueError as problem:
             return f"{path}: {problem}"
 
-    groups = (part.tree.contents(index) for index in torch.split(part.chosen, _TOGETHER))
+    groups = (part.tree.contents(index) for part in parts for index in torch.split(part.chosen, _TOGETHER))
     bad: list[str] = []
     for results in prefetched(decode, groups, workers=processors(), ahead=_AHEAD):
         bad += [result for result in results if isinstance(result, str)]
@@ -197,6 +192,6 @@ def _decode_groups(part: Part, size: int) -> Iterator[list[Pixels]]:
     if bad:
         more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise DataError(
-            f"{len(bad)} of {len(part.chosen):,} files read from {part.tree.root} are no images that can be decoded: "
+            f"{len(bad)} of {sum(len(part.chosen) for part in parts):,} files are no images that can be decoded: "
             f"{', '.join(bad[:_NAMED])}{more}; replace or remove them"
         )
