@@ -176,6 +176,12 @@ def test_own_recipe_by_path(tmp_path):
         find_recipe(str(tmp_path / "none.toml"))
 
 
+def test_a_byte_order_mark_is_skipped(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "ε"\n', encoding="utf-8-sig")
+    assert find_recipe(str(path)) == Recipe(name="ε")
+
+
 def test_a_recipe_extends_one_of_the_package(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('extends = "digits"\nname = "mine"\n[method]\nrate = 0.3\n')

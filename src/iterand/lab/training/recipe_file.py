@@ -54,7 +54,7 @@ def from_toml(text: str, where: str, find: Callable[[str], Recipe] | None = None
 def read(path: Path, find: Callable[[str], Recipe] | None = None) -> Recipe:
     """The recipe in a file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise RecipeError(f"cannot read the recipe {path}: {reason}") from None
