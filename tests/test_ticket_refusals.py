@@ -89,8 +89,14 @@ def test_a_header_length_that_is_not_true(whole, tmp_path):
 
 
 def test_another_version(whole, tmp_path):
-    newer = with_checksum(whole[:7] + b"\3" + whole[8:])
-    assert refused(newer, tmp_path) == "it is a ticket of format 3; this iterand reads format 2, so upgrade it"
+    older, newer = (with_checksum(whole[:7] + version + whole[8:]) for version in (b"\1", b"\3"))
+    assert refused(newer, tmp_path) == (
+        "it is a ticket of format 3, written by a newer version; this iterand reads format 2, so upgrade it"
+    )
+    assert refused(older, tmp_path) == (
+        "it is a ticket of format 1, written by an older version; this iterand reads format 2, so train or save the "
+        "network again"
+    )
 
 
 def layers(**values: Any) -> Callable[[dict[str, Any]], None]:

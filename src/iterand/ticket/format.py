@@ -98,7 +98,12 @@ def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
         raise TicketError(f"it has {len(data)} bytes, so it was cut off; copy or download it again")
     _, version, checksum, length = _START.unpack_from(data)
     if version != FORMAT:
-        raise TicketError(f"it is a ticket of format {version}; this iterand reads format {FORMAT}, so upgrade it")
+        writer, hint = "a newer version", "upgrade it"
+        if version < FORMAT:
+            writer, hint = "an older version", "train or save the network again"
+        raise TicketError(
+            f"it is a ticket of format {version}, written by {writer}; this iterand reads format {FORMAT}, so {hint}"
+        )
     if _checksum(data) != checksum:
         raise TicketError("its checksum is wrong, so it was damaged on the way; copy or download it again")
     if _START.size + length > len(data):
