@@ -172,6 +172,7 @@ def test_reproduce(cli):
         (["theory", "width", "--epsilon", "1e-300"], 1, "epsilon is 1e-300; it must be at least 1e-100"),
         (["evaluate", "[/red]"], 1, "there is no run folder or ticket '[/red]'"),
         (["reproduce", "digts"], 1, "unknown experiment 'digts'; did you mean 'digits'?"),
+        (["reproduce", "digits", "--out", "file/runs"], 1, "error: cannot read or write file/runs: Not a directory\n"),
         (["train", "--foo"], 2, "No such option"),
         (["nonsense"], 2, "No such command"),
         (["reproduce", "digits", "--seeds", "0"], 2, "--seeds"),

@@ -1,13 +1,15 @@
+import errno
 import os
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from iterand.files import atomic_write, new_folder, remove_unfinished
+from iterand.files import atomic_write, new_folder, remove_unfinished, require_writable
 
 
 def test_the_file_holds_the_data_and_nothing_lies_beside_it(tmp_path):
@@ -31,6 +33,18 @@ def test_a_crash_at_any_step_leaves_the_old_file(tmp_path, monkeypatch, owner, s
         atomic_write(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("owner", "step"), [(tempfile, "mkstemp"), (os, "fsync"), (Path, "replace")])
+def test_an_error_at_any_step_names_the_file(tmp_path, monkeypatch, owner, step):
+    def fail(*arguments, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), ".file.bin.abcd1234.part")
+
+    monkeypatch.setattr(owner, step, fail)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        atomic_write(tmp_path / "file.bin", b"data")
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "file.bin"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_data_reaches_the_disk_before_the_name_does(tmp_path, monkeypatch):
@@ -143,3 +157,15 @@ def test_a_new_folder_that_holds_something_stays(tmp_path):
     with new_folder(tmp_path / "runs" / "one"):
         (tmp_path / "runs" / "one" / "file").write_text("kept")
     assert (tmp_path / "runs" / "one" / "file").read_text() == "kept"
+
+
+def test_a_folder_in_which_nothing_can_be_created_is_named(tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "tmpabcd1234")
+
+    require_writable(tmp_path / "runs")
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    with pytest.raises(OSError, match="Read-only file system") as caught:
+        require_writable(tmp_path / "runs")
+    assert caught.value.filename == str(tmp_path / "runs")
+    assert list(tmp_path.iterdir()) == []

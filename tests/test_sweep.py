@@ -1,5 +1,6 @@
 """Many runs: each once, whoever asks for it; what is chosen, what failed, what is printed."""
 
+import errno
 import itertools
 import json
 import multiprocessing
@@ -262,7 +263,7 @@ def test_an_error_that_nobody_foresaw_ends_its_process(tmp_path):
     broken = recipe_file.override(find_recipe("digits"), ["seed=1", "epochs=1"])
     recipes = [recipe_file.override(find_recipe("digits"), [f"seed={seed}", "epochs=1"]) for seed in (0, 2)]
     tasks = [Task("run", recipe, tmp_path / str(recipe.seed), "cpu") for recipe in recipes]
-    tasks.insert(1, Task("run", broken, None, "cpu"))  # no folder
+    tasks.insert(1, Task("run", broken, tmp_path / "1", "cpu", execution="none"))
     processes, ends = [], {}
     for event in run_tasks(tasks, jobs=1):
         if event.kind == "started":
@@ -282,6 +283,15 @@ def test_the_sentence_of_an_error_that_nobody_foresaw(tmp_path, monkeypatch):
     monkeypatch.setattr(task_module, "run", broken)
     with pytest.raises(UnexpectedError, match="RuntimeError: CUDA error: an illegal memory access"):
         do(Task("run", find_recipe("digits"), tmp_path, "cpu"), Drawing())
+
+
+def test_the_sentence_of_an_error_of_the_operating_system(tmp_path, monkeypatch):
+    def broken(*arguments, **options):
+        raise OSError(errno.EROFS, "Read-only file system", "runs")
+
+    monkeypatch.setattr(task_module, "run", broken)
+    event = do(Task("run", find_recipe("digits"), tmp_path, "cpu"), Drawing())
+    assert event.value["error"] == "cannot read or write runs: Read-only file system"
 
 
 def test_what_children_are_forked_from_does_not_hear_an_interrupt(monkeypatch):

@@ -1,5 +1,6 @@
-"""Exceptions for problems outside the caller's control: files, data, memory, missing packages; and a warning."""
+"""Exceptions for problems outside the caller's control: files, data, memory, missing packages; a warning; messages."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -39,6 +40,13 @@ class MissingExtraError(IterandError):
 
     def __init__(self, package: str, purpose: str, extra: str) -> None:
         super().__init__(f"{purpose} needs {package}, which is not installed; pip install 'iterand[{extra}]'")
+
+
+def sentence(error: Exception) -> str:
+    """The message of an error; for one of the operating system, the file and the reason."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"cannot read or write {os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Atomic file writes (``atomic_write``), new folders (``new_folder``), lock files between processes (``locked``)."""
+"""Atomic file writes (``atomic_write``), new folders (``new_folder``, ``require_writable``), locks (``locked``)."""
 
 import math
 import os
@@ -18,7 +18,7 @@ _STALE = 3600.0  # seconds after which a temporary file is taken to be left by a
 def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryview) -> None:
     """Write ``data`` to a temporary file in the same folder, sync it to disk, and rename it to ``path``.
 
-    Creates missing folders. A symbolic link is followed and kept.
+    Creates missing folders. A symbolic link is followed and kept. Errors name ``path``, not the temporary file.
     """
     target = Path(os.path.realpath(path))
     if target.is_dir():
@@ -26,6 +26,12 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryv
     if target.exists() and not target.is_file():  # a device or a pipe, which the rename would replace
         raise OSError(f"{path} is not a regular file; give the name of one")
     target.parent.mkdir(parents=True, exist_ok=True)
+    with _errors_name(path):
+        _write(target, data)
+    _sync_folder(target.parent)
+
+
+def _write(target: Path, data: bytes | bytearray | memoryview) -> None:
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -38,7 +44,15 @@ def atomic_write(path: str | os.PathLike[str], data: bytes | bytearray | memoryv
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    _sync_folder(target.parent)
+
+
+@contextmanager
+def _errors_name(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let errors of the operating system in this block name ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 def remove_unfinished(path: str | os.PathLike[str], *, before: float = math.inf) -> None:
@@ -92,6 +106,12 @@ def new_folder(path: Path) -> Iterator[None]:
         for folder in missing:
             with suppress(OSError):  # it is not empty
                 folder.rmdir()
+
+
+def require_writable(folder: Path) -> None:
+    """Raise an OSError that names the folder if no file can be created in it; nothing is left there."""
+    with new_folder(folder), _errors_name(folder), tempfile.TemporaryFile(dir=folder):
+        pass
 
 
 # Lock files.

@@ -4,7 +4,6 @@
 
 import atexit
 import gc
-import os
 import sys
 import warnings
 from typing import Any
@@ -14,7 +13,7 @@ import typer
 from iterand import __version__
 from iterand.cli import bench, data, export, report, reproduce, theory, ticket, train
 from iterand.cli.console import accept_any_text, err, out, warn
-from iterand.errors import IterandError
+from iterand.errors import IterandError, sentence
 from iterand.lab.training.environment import Interrupted
 from iterand.memory import exhaustion_explained
 
@@ -65,19 +64,12 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(1)
     except (IterandError, ValueError, OSError) as error:
-        warn(_sentence(error), "[bold red]error:[/]")
+        warn(sentence(error), "[bold red]error:[/]")
         sys.exit(1)
     except SystemExit as end:
         if end.code == _INTERRUPTED:  # typer turns Ctrl-C into this exit code
             err.print("stopped")
         raise
-
-
-def _sentence(error: Exception) -> str:
-    """The message of an error; for one of the operating system, the file and the reason."""
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"cannot read or write {os.fsdecode(error.filename)}: {error.strerror}"
-    return str(error)
 
 
 def _skip_garbage() -> None:

@@ -23,9 +23,10 @@ from typing import Any
 
 import torch
 
-from iterand.errors import IterandError
+from iterand.errors import IterandError, sentence
+from iterand.files import require_writable
 from iterand.lab.training.environment import Interrupted, StopRequest, choose_device, stop_request
-from iterand.lab.training.folder import RunFolder
+from iterand.lab.training.folder import RECORD, RunFolder
 from iterand.lab.training.loop import Observer
 from iterand.lab.training.recipe import NetworkRecipe, Recipe
 from iterand.lab.training.run import run
@@ -84,7 +85,7 @@ def do(task: Task, observer: Observer, request: StopRequest | None = None) -> Ev
     except Interrupted:
         return Event("failed", task, {"error": "stopped and saved"})
     except (IterandError, ValueError, OSError) as error:
-        return Event("failed", task, {"error": str(error)})
+        return Event("failed", task, {"error": sentence(error)})
     except Exception as error:
         raise UnexpectedError(f"{type(error).__name__}: {error}") from error
 
@@ -127,7 +128,12 @@ class _Running:
 
 
 def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[Event]:
-    """Do the tasks in ``jobs`` processes at a time, and yield their events."""
+    """Do the tasks in ``jobs`` processes at a time, and yield their events.
+
+    Raises an OSError, before any run, if a folder that runs would be written to is read-only.
+    """
+    for folder in {task.folder.parent for task in tasks if not (task.folder / RECORD).exists()}:
+        require_writable(folder)
     # Children are forked from a server that has imported torch and has not initialized CUDA. On a CPU the server also
     # imports torch._dynamo, which every optimizer needs and which takes seconds; it might initialize CUDA.
     on_cpu = all(task.device == "cpu" for task in tasks)
