@@ -123,6 +123,13 @@ def test_bad_input_gets_one_sentence(cli, arguments, sentence):
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("arguments", [["inference", "--batch-size"], ["select", "--size"], ["augment", "--examples"]])
+def test_more_than_any_memory_holds_is_refused(cli, arguments):
+    code, out, err = cli(*arguments, str(10**22))
+    assert (code, out) == (2, "")
+    assert f"Invalid value for '{arguments[1]}'" in err
+
+
 def test_what_fails_gives_a_reason_and_the_others_go_on(cli, monkeypatch):
     whole = epoch.ImageSplit
 
@@ -145,7 +152,7 @@ def test_what_fails_gives_a_reason_and_the_others_go_on(cli, monkeypatch):
     [
         ["select", "--size", 10**12],
         ["select", "--size", 10**12, "--json"],
-        ["augment", "--examples", 10**13],
+        ["augment", "--examples", 10**12],
         ["loop", "--batch-size", 10**12],
     ],
 )

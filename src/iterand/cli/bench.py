@@ -22,6 +22,7 @@ _BENCHMARKS = {  # of options that not all benchmarks have
     "--device cuda": ("step", "loop", "select", "randomize", "augment", "epoch"),
     "--data-dir": ("epoch",),
 }
+_MOST = 10**12  # more than any memory holds, and few enough that torch can count their bytes
 
 
 def bench(
@@ -49,15 +50,18 @@ def bench(
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="For step, loop, augment, epoch and inference: examples per step (128)."),
+        typer.Option(min=1, max=_MOST, help="For step, loop, augment, epoch and inference: examples per step (128)."),
     ] = None,
     precision: Annotated[
         str | None,
         typer.Option(help="For step and epoch: float32 or bfloat16 (as in the recipe; on a CPU float32)."),
     ] = None,
-    size: Annotated[list[int] | None, typer.Option(min=1, help="For select: number of scores; repeatable.")] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(min=1, max=_MOST, help="For select: number of scores; repeatable.")
+    ] = None,
     examples: Annotated[
-        int | None, typer.Option(min=1, help="For augment and epoch: number of examples (all; on a CPU few).")
+        int | None,
+        typer.Option(min=1, max=_MOST, help="For augment and epoch: number of examples (all; on a CPU few)."),
     ] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Measurements of each.")] = None,
     device: Annotated[
