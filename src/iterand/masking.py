@@ -91,8 +91,8 @@ def prune_(
             activations smaller in every layer.
         scores: D_score, the distribution of the initial scores. For existing weights ``"magnitude_rank"`` (the default)
             or ``"magnitude"``: their magnitudes, as ranks up to 0.1 or as they are; the first mask keeps the largest.
-        seed: With a tensor's qualified name and an index, all that a weight depends on; parts of a model that are
-            pruned one by one have names of their own, so give them different seeds.
+        seed: With a tensor's qualified name and an index, all that a weight depends on. Give different seeds to parts
+            of a model that are pruned separately: layers of the same name would get the same weights and scores.
         ranking: ``"layer"``: scores compete within their tensor; ``"global"``: over the whole network.
         rank_by: ``"score"``: the raw score; ``"magnitude"``: its absolute value.
         mask: What a weight is multiplied by, from its score: ``"binary"`` masks of {0, 1} as in the paper;
