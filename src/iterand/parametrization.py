@@ -112,6 +112,9 @@ class MaskedParametrization(nn.Module):
         kept = kept_count(weight.numel(), settings.sparsity)
         self.register_buffer("kept", torch.tensor(kept, device=weight.device))
         if settings.mask == "bernoulli":
+            # Compiled code has keys as constants. Traced, the key of a second layer would become a number that varies,
+            # which inductor cannot shift on a CPU.
+            torch.compiler.assume_constant_result(philox.key)  # type: ignore[no-untyped-call]
             self.register_buffer("passes", torch.zeros((), dtype=torch.int64, device=weight.device))
         if settings.mask == "gem_miner":
             self.register_buffer("frozen", torch.zeros(weight.shape, dtype=torch.bool, device=weight.device))

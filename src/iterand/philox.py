@@ -51,9 +51,6 @@ def key(seed: int, name: str) -> Key:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
 
-torch.compiler.assume_constant_result(key)  # type: ignore[no-untyped-call]  # torch.compile does not trace the hash
-
-
 def philox(index: Tensor, draw: Tensor | int, key: Key, stream: int = WEIGHT) -> Words:
     """Four 32-bit words (as int64) per element. ``index`` is int64, ``draw`` one number or one per element."""
     c0, c1 = index & _MASK, (index >> 32) & _MASK
