@@ -418,6 +418,24 @@ def best_cells() -> Lines:
     return [*caption(what, found, 4, "iterand reproduce best --seeds 4"), *markdown(["", "ours", "paper", "Δ"], rows)]
 
 
+def tiny() -> Lines:
+    """Small tickets of ResNet20, by validation accuracy."""
+    found = [("float32", cells("best", network="ResNet20", method="IteRand")[0.95,].runs)]
+    tried = [run for run in explored("resnet20") if run.recipe.training.norm_statistics == "recomputed_half"]
+    found += [("half precision", [run]) for run in sorted(tried, key=lambda run: -run.result["ticket_bytes"])]
+    rows = []
+    for statistics, runs in found:
+        recipe, last = runs[0].recipe, runs[-1].result
+        rows.append([
+            f"ρ = {recipe.network.width_factor:g}, p = {recipe.method.sparsity:g}", statistics,
+            mean_of([run.result["validation_accuracy"] for run in runs], 1), size(last["ticket_bytes"]),
+        ])  # fmt: skip
+    text = "*ResNet20 on CIFAR-10, 160 epochs, validation accuracy in %, mean ± standard deviation, n = 1 (seed 0) "
+    text += "unless a cell says otherwise; NVIDIA H200, bfloat16; "
+    text += "`iterand train best-tiny --set width_factor=0.5 --set sparsity=0.8`.*"
+    return [text, "", *markdown(["", "statistics", "validation", "ticket"], rows, left=2)]
+
+
 def best_peers() -> Lines:
     """The search beside dense SGD and magnitude pruning with the same data, schedule and statistics."""
     rows, found, rates = [], [], []
@@ -671,6 +689,7 @@ def folders() -> Lines:
 
 TABLES: dict[str, Callable[[], Lines]] = {
     "digits": digits,
+    "tiny": tiny,
     "figure2": figure2,
     "figure2-conv6": lambda: figure2_wide("Conv6"),
     "figure2-resnet18": lambda: figure2_wide("ResNet18"),
