@@ -8,7 +8,7 @@ import torch
 
 import iterand
 from crashing import StopAfter, outcome
-from iterand.errors import CheckpointError, RecipeError
+from iterand.errors import RecipeError
 from iterand.lab.data import Batch
 from iterand.lab.experiments.library import find_recipe, pin
 from iterand.lab.networks import build_network
@@ -134,7 +134,7 @@ def test_recipes_without_a_teacher_do_not_mention_one():
 
 
 def test_teachers_that_cannot_teach_are_refused(tmp_path, folder):
-    with pytest.raises(CheckpointError, match="nowhere is neither a ticket nor a run folder with a checkpoint"):
+    with pytest.raises(RecipeError, match="nowhere, which is neither a ticket nor a run folder with a checkpoint"):
         pin(small(f"teacher={tmp_path / 'nowhere'}"), None)
     other = (folder / "recipe.toml").read_text().replace('normalization = "default"', 'normalization = "imagenet"')
     (tmp_path / "recipe.toml").write_text(other)

@@ -12,6 +12,7 @@ All tables whose condition holds for the sparsity of the run apply, in the order
 of the file. Settings of a recipe that extends it, and those of the user (``--set``), win.
 """
 
+import hashlib
 import json
 import operator
 import os
@@ -30,7 +31,7 @@ from iterand.lab.data.image_folder import fingerprint
 from iterand.lab.networks import network_names
 from iterand.lab.networks.external import UserCode, names_file
 from iterand.lab.training import recipe_file
-from iterand.lab.training.folder import network_sha256
+from iterand.lab.training.folder import CHECKPOINT
 from iterand.lab.training.recipe import METHODS, Recipe
 
 _FOLDER = files("iterand.lab.experiments") / "recipes"
@@ -72,10 +73,19 @@ def pin(recipe: Recipe, code: UserCode | None) -> Recipe:
         _check_same("network.sha256", network.sha256, found, str(code.file))
         network = replace(network, sha256=found)
     if training.teacher:
-        found = network_sha256(Path(training.teacher))
+        found = _network_sha256(Path(training.teacher))
         _check_same("training.teacher_sha256", training.teacher_sha256, found, f"the teacher {training.teacher}")
         training = replace(training, teacher_sha256=found)
     return replace(recipe, data=data, network=network, training=training)
+
+
+def _network_sha256(path: Path) -> str:
+    """SHA-256 of the file that has the network: a ticket, or the checkpoint of a run folder."""
+    file = path / CHECKPOINT if path.is_dir() else path
+    if not file.is_file():
+        raise RecipeError(f"training.teacher is {path}, which is neither a ticket nor a run folder with a checkpoint")
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _check_same(key: str, wanted: str, found: str, what: str) -> None:

@@ -287,15 +287,6 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     return None
 
 
-def network_sha256(path: Path) -> str:
-    """SHA-256 of the file that has the network of a run folder, its checkpoint, or of a ticket."""
-    file = path / CHECKPOINT if path.is_dir() else path
-    if not file.is_file():
-        raise CheckpointError(f"{path} is neither a ticket nor a run folder with a checkpoint")
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def _read_checkpoint(path: Path) -> Checkpoint:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()

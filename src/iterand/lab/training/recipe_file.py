@@ -62,7 +62,7 @@ def read(path: Path, find: Callable[[str], Recipe] | None = None) -> Recipe:
 
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:
-    """The whole recipe as nested tables, defaults included, without the keys that its data and network do not have."""
+    """The whole recipe as nested tables, defaults included, without the keys that it cannot have."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(recipe)))  # lists, as in a file, not tuples
     for name, section in (("data", recipe.data), ("network", recipe.network), ("training", recipe.training)):
         for key in section.unused:
