@@ -25,7 +25,7 @@ import iterand
 from iterand import distributions, philox
 from iterand.errors import TicketError
 from iterand.ticket import codec, draws, format, read, save
-from ticket_models import FOLDER, GOLDEN, mixed, searched
+from ticket_models import FOLDER, GOLDEN, drawn_in_rounds, mixed, searched
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src" / "iterand" / "inference" / "c"
@@ -388,6 +388,10 @@ def made() -> list[bytes]:
 
 def test_tickets_of_models(program, made):
     check_all_ways(program, made)
+
+
+def test_as_many_draws_as_the_coder_can_tell_apart(program):
+    check_all_ways(program, [save.ticket_bytes(drawn_in_rounds(codec.MAX_ALPHABET))])
 
 
 def test_a_ticket_on_a_base_is_refused(program):

@@ -14,7 +14,7 @@ from iterand.distributions import Distribution
 from iterand.errors import TicketError
 from iterand.lab.networks import build_network, network_names
 from iterand.ticket import draws, encode, read
-from ticket_models import SEQUENCES, WORDS, Mixed, mixed, searched, stir_
+from ticket_models import SEQUENCES, WORDS, Mixed, drawn_in_rounds, mixed, searched, stir_
 
 WEIGHTS = ("kaiming_uniform", "signed_constant", "kaiming_normal", "uniform")
 TERNARY = Distribution("ternary_for_tickets", lambda words: words[0] % 3 - 1, lambda fan: 0.1, support=(1, 0, -1))
@@ -313,6 +313,16 @@ def test_places_where_coins_are_tossed_and_rounds_where_all_fall_or_they_are_too
     iterand.save_ticket(model, tmp_path / "a.ticket")
     assert iterand.read_ticket(tmp_path / "a.ticket").layers["weight"].header.stored == "round"
     assert same_bits(iterand.load_ticket(tmp_path / "a.ticket", nn.Linear(30, 30)).state_dict(), folded_state(model))
+
+
+def test_as_many_draws_as_the_coder_can_tell_apart(tmp_path):
+    model = drawn_in_rounds(1 << 16)
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    assert len(iterand.read_ticket(tmp_path / "a.ticket").layers["weight"].header.counts) == 1 << 16
+    assert same_bits(iterand.load_ticket(tmp_path / "a.ticket", nn.Linear(256, 257)).state_dict(), folded_state(model))
+    with pytest.raises(ValueError, match=r"'weight' holds 65537 different draws; a ticket holds 65536: randomize less"):
+        iterand.save_ticket(drawn_in_rounds((1 << 16) + 1), tmp_path / "b.ticket")
+    assert not (tmp_path / "b.ticket").exists()
 
 
 @pytest.mark.parametrize("weights", ["kaiming_uniform", "signed_constant"])

@@ -48,6 +48,18 @@ def searched(
 
 
 @torch.no_grad()
+def drawn_in_rounds(draws: int) -> nn.Module:
+    """A layer, nothing pruned, whose weights come from this many different draws."""
+    model = iterand.prune_(nn.Linear(256, 257), 0.0, weights="kaiming_uniform")
+    (layer,) = iterand.masked_layers(model).values()
+    state = layer.parametrization
+    state.history = [(1 << 32, draws - 1)]
+    state.draw = (torch.arange(layer.score.numel(), dtype=torch.int32) % draws).view(layer.score.shape)
+    layer.weight.copy_(state.weight())
+    return model
+
+
+@torch.no_grad()
 def stir_(model: nn.Module, number: int) -> None:
     """Move all scores as far as they are apart."""
     for score in iterand.scores(model):

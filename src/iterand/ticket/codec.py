@@ -18,7 +18,7 @@ Symbols = NDArray[np.unsignedinteger[Any]]
 Kind = Literal["constant", "bits", "runs", "groups"]
 
 PRECISION = 16  # frequencies are multiples of 2⁻¹⁶
-MAX_ALPHABET = 1 << 15
+MAX_ALPHABET = 1 << PRECISION  # every symbol has a frequency of at least 1
 MAX_LENGTH = (1 << 32) - 1  # keeps the products of the frequencies within 64 bits
 
 _BITS, _MASK, _LOW = np.uint32(16), np.uint32(0xFFFF), np.uint32(1 << 16)  # states stay in [2¹⁶, 2³²)

@@ -76,6 +76,12 @@ class Encoded(NamedTuple):
     stream: bytes
 
 
+def holds_rounds(state: MaskedParametrization, rounds: int) -> bool:
+    """Whether a ticket can hold the kept weights of a layer after this many rounds, whichever they are."""
+    few = 0 < len(state.settings.levels(state.distribution.support)) <= _MAX_LEVELS
+    return few or min(rounds + 1, state.score.numel()) <= codec.MAX_ALPHABET
+
+
 def encode_layers(layers: Mapping[str, MaskedLayer]) -> Encoded:
     """Encode masks and kept weights: the header of each layer, one SHA-256 and one coded stream."""
     for layer in layers.values():
@@ -132,7 +138,10 @@ def _mask_layers(layers: Sequence[MaskedLayer]) -> list[_Masked]:
 def _header(one: _Masked, kept: _KeptWeights, multiplied: bool) -> LayerHeader:
     layer, state = one.layer, one.state
     if len(kept.counts) > codec.MAX_ALPHABET:
-        raise ValueError(f"{layer.name!r} holds {len(kept.counts)} different draws; the limit is {codec.MAX_ALPHABET}")
+        raise ValueError(
+            f"{layer.name!r} holds {len(kept.counts)} different draws; a ticket holds {codec.MAX_ALPHABET}: "
+            "randomize less often, or fold_ the model and save that"
+        )
     values, counts = np.unique(one.multipliers, return_counts=True)
     return LayerHeader(
         name=layer.name,

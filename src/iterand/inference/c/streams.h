@@ -46,7 +46,7 @@ static uint32_t sequence_kind(uint32_t alphabet, const uint32_t *counts) {
 /* How many symbols make a group, and how many different groups there are. */
 static uint32_t group_size(uint32_t alphabet, uint32_t *groups) {
     uint32_t size = 1;
-    for (*groups = alphabet; alphabet > 1 && *groups * alphabet <= 256; *groups *= alphabet) size++;
+    for (*groups = alphabet; alphabet > 1 && *groups <= 256 / alphabet; *groups *= alphabet) size++;
     return size;
 }
 

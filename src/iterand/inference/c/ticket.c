@@ -787,7 +787,7 @@ static ticket_status get_tensor(const ticket_table *table, ticket_role role, tic
 enum { KAIMING_UNIFORM, UNIFORM, SIGNED_CONSTANT, KAIMING_NORMAL, OTHER };
 static const char distribution_names[OTHER][16] = {"kaiming_uniform", "uniform", "signed_constant", "kaiming_normal"};
 static const char stored_names[4][7] = {"level", "round", "first", "latest"};
-enum { MAX_ROUNDS = 1 << 24, MAX_ALPHABET = 1 << 15, MAX_LEVEL = 1 << 24 };
+enum { MAX_ROUNDS = 1 << 24, MAX_ALPHABET = 1 << 16, MAX_LEVEL = 1 << 24 };
 
 /* Whether a number is above a limit of section 9: 2^fixed + 2^each per byte of the file. */
 static int above(const ticket *t, uint64_t number, int fixed, int each) {

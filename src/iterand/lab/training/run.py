@@ -31,6 +31,8 @@ from iterand.parametrization import MaskedParametrization
 from iterand.randomization import IterativeRandomization
 from iterand.surgery import masked_layers
 from iterand.ticket import load_ticket, read_ticket, save_ticket
+from iterand.ticket.codec import MAX_ALPHABET
+from iterand.ticket.encode import holds_rounds
 
 _TIMED_RANDOMIZATIONS = 3
 _IN_TICKETS = ("test_accuracy", "test_loss", "validation_accuracy", "tested_epoch")  # the record has everything
@@ -71,7 +73,7 @@ def run(
         data = _load_data(recipe, device, data_dir)
         teacher = _load_teacher(recipe, data, device)
         session = build_session(recipe, data, device, ranks, code)  # network, masks, optimizer, steppers
-        check_norm_statistics(session)
+        _check_session(session)
         checkpoint = ranks.checkpoint_from_first(folder.last_checkpoint())
         if checkpoint is not None:
             session.restore(checkpoint)
@@ -108,7 +110,7 @@ def check_run(recipe: Recipe, *, data_dir: Path | None = None, code: UserCode | 
     with code.explained() if code else nullcontext(), exhaustion_explained(_LESS_MEMORY):
         data = _load_data(recipe, cpu, data_dir)
         _load_teacher(recipe, data, cpu)
-        check_norm_statistics(build_session(recipe, data, cpu, code=code))
+        _check_session(build_session(recipe, data, cpu, code=code))
 
 
 def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = None) -> dict[str, Any]:
@@ -165,6 +167,20 @@ def build_session(
     """A run before its first step: the network of the recipe, built for the data and prepared for the method."""
     network = build_for_data(recipe, data, device, ranks.count, code)
     return Session(recipe, network, steps_per_epoch(recipe, data), device, ranks)
+
+
+def _check_session(session: Session) -> None:
+    """Refuse, before the first step, what would fail after the last one."""
+    check_norm_statistics(session)
+    method = session.recipe.method
+    steps = session.recipe.training.epochs * session.steps_per_epoch
+    if method.name == "iterand":
+        for name, layer in masked_layers(session.model).items():
+            if not holds_rounds(layer.parametrization, steps // method.period):
+                raise RecipeError(
+                    f"method.period is {method.period}: {steps // method.period} rounds give more different draws of "
+                    f"{name!r} than a ticket holds; set it to {steps // MAX_ALPHABET + 1} or more"
+                )
 
 
 def _load_data(recipe: Recipe, device: torch.device, data_dir: Path | None) -> Dataset[Split]:
