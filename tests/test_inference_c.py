@@ -15,6 +15,7 @@ from torch import nn
 import iterand
 from inference_networks import CASES, MadeUp, run_program, scramble_
 from iterand.errors import IterandError
+from iterand.inference.c import export
 from iterand.inference.c.emitter import emit
 from iterand.inference.c.export import export_c
 from iterand.inference.graph import trace
@@ -333,6 +334,22 @@ def test_the_folder_builds_as_its_readme_says(tmp_path):
     for command in commands:
         printed = subprocess.run(command, cwd=folder, shell=True, capture_output=True, check=True, text=True).stdout
     torch.testing.assert_close(torch.tensor([float(line) for line in printed.split()]), model(image)[0].detach())
+
+
+def test_the_example_may_have_any_strides(tmp_path):
+    torch.manual_seed(0)
+    model = sparse_(nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 4))).eval()
+    images = torch.randn(4, 8, 8, 3, requires_grad=True).permute(0, 3, 1, 2)
+    assert export_c(model, images, tmp_path / "out").difference < 1e-5
+    assert export_c(model, images, tmp_path / "out", activations="int8").difference < 0.1
+
+
+@pytest.mark.parametrize("activations", ["float32", "int8"])
+def test_wrong_outputs_are_not_written(activations, tmp_path, monkeypatch):
+    monkeypatch.setattr(export.Library, "__call__", lambda self, batch, threads: np.zeros((len(batch), 2), np.float32))
+    with pytest.raises(IterandError, match=r"differ from torch's by 1 of the largest; nothing is written"):
+        export_c(nn.Linear(4, 2).eval(), torch.randn(2, 4), tmp_path / "out", activations=activations)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_short_input_is_refused(tmp_path):

@@ -1,3 +1,4 @@
+import copy
 import importlib.util
 
 import numpy as np
@@ -209,6 +210,20 @@ def test_a_model_without_the_ticket_is_refused(masked, tmp_path):
     other = model if masked else nn.Sequential(nn.Linear(3, 3))
     with pytest.raises(IterandError, match=r"the network's '0\.weight' is not as in the ticket; load the ticket with"):
         exporter.export_onnx(tmp_path / "a.ticket", other, torch.ones(2, 3), tmp_path / "a.onnx")
+
+
+def test_a_ticket_on_a_base_is_exported_once_it_is_loaded(tmp_path):
+    base = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    pruned = iterand.prune_(copy.deepcopy(base), 0.5, weights="existing")
+    iterand.save_ticket(pruned, tmp_path / "a.ticket")
+    inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(IterandError, match=r"'0\.weight' is not as in the ticket"):
+        exporter.export_onnx(tmp_path / "a.ticket", base, inputs, tmp_path / "a.onnx")
+    loaded = iterand.load_ticket(tmp_path / "a.ticket", base)
+    done = exporter.export_onnx(tmp_path / "a.ticket", loaded, inputs, tmp_path / "a.onnx")
+    assert done.whole_numbers == ()
+    (found,) = onnxruntime.InferenceSession(tmp_path / "a.onnx").run(None, {"input": inputs.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), pruned(inputs).detach())
 
 
 def test_what_onnxruntime_cannot_run_is_said_in_one_sentence(tmp_path):

@@ -92,10 +92,10 @@ def check_fits(ticket: Ticket, model: nn.Module) -> None:
 
 
 def check_loaded(ticket: Ticket, model: nn.Module) -> None:
-    """Refuse a network whose masked tensors are not those of the ticket."""
-    state = model.state_dict()
+    """Refuse a network whose masked tensors are not those of the ticket; of a base, whose masks are not."""
+    state = {name: tensor.cpu() for name, tensor in model.state_dict().items() if name in ticket.layers}
     for name, layer in ticket.layers.items():
-        if name not in state or not torch.equal(state[name].cpu(), layer.weight().to(state[name].dtype)):
+        if name not in state or not torch.equal(state[name], layer.weight(base=state[name]).to(state[name].dtype)):
             raise IterandError(f"the network's {name!r} is not as in the ticket; load the ticket with load_ticket")
 
 
