@@ -199,6 +199,24 @@ def test_checkpoints_hold_no_masked_weights(tmp_path):
     assert [name for name in names if name.endswith("score")]
 
 
+class Positioned(torch.nn.Module):
+    """A layer, a norm, and a parameter that is neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = torch.nn.Parameter(torch.zeros(4))
+        self.layer = torch.nn.Linear(4, 4)
+        self.norm = torch.nn.BatchNorm1d(4)
+
+
+@pytest.mark.filterwarnings("ignore::iterand.errors.UnmaskedWarning")
+def test_norms_that_are_kept_are_trained_and_nothing_else_beside_the_scores():
+    model = Positioned()
+    trained = {id(parameter) for parameter in prepare(model, small("norms=keep"), 10).parameters}
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in trained]
+    assert names == ["layer.parametrizations.weight.0.score", "norm.weight", "norm.bias"]
+
+
 def test_methods_differ_in_what_they_do(tmp_path):
     data = load_data("digits", CPU)
 

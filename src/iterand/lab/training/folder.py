@@ -83,8 +83,9 @@ class RunFolder:
                 finally:
                     self._finish_saving()
         except OSError as error:
-            if error.filename is not None and self.path not in (Path(error.filename), *Path(error.filename).parents):
-                raise  # an error of another file, such as one of the data
+            elsewhere = error.filename and self.path not in (Path(error.filename), *Path(error.filename).parents)
+            if elsewhere or isinstance(error, ConnectionError):
+                raise  # an error of another file, such as one of the data, or of another process
             raise IterandError(f"cannot write to the run folder {self.path}: {error.strerror or error}") from error
         finally:
             if self._writer is not None:

@@ -81,8 +81,8 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
         steppers.append(ScoreFreezing(model, method.freezing_period))
     parameters = scores(model)
     if method.norms == "keep":
-        found = {id(parameter) for parameter in parameters}
-        parameters += [one for one in model.parameters() if one.requires_grad and id(one) not in found]
+        norms = {id(one.parameter): one.parameter for one in maskable.owners(model) if one.kind in ("norm", "shift")}
+        parameters += [parameter for parameter in norms.values() if parameter.requires_grad]
     return Prepared(parameters, steppers)
 
 
