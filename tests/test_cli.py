@@ -155,7 +155,10 @@ def test_reproduce(cli):
         (["train", "--set", "name="], 1, "name is '', by which no folder can be called"),
         (["train", "--set", "norm_statistics=recomputed"], 1, "digits_conv has no batch norm; leave it out"),
         (
-            "train --set weight_distribution=kaiming_uniform --set width_factor=4 --set epochs=9999 --set period=2".split(),
+            [
+                *("train", "--set", "epochs=9999", "--set", "period=2"),
+                *("--set", "weight_distribution=uniform", "--set", "width_factor=4"),
+            ],
             1,
             "more different draws of 'convolutions.1.0.weight' than a ticket holds; set it to 3 or more",
         ),

@@ -143,7 +143,8 @@ def test_a_row_for_every_cell_of_best(name):
         place = dict(cell.cell.axes)
         label = cell.cell.label
         if name == BEYOND:  # IMP is in the row of its sparsity, dense SGD in all rows of its network
-            label = "{network}, p = {sparsity:g}".format(**place) if place["sparsity"] else place["network"]
+            rows_of = {"IMP": "{network}, p = {sparsity:g}", "dense SGD": "{network}"}
+            label = rows_of.get(str(place["method"]), label).format(**place)
         assert any(said(cell) in line for line in lines if line.startswith(f"| {label}"))
 
 
@@ -251,23 +252,26 @@ def test_what_conv6_comes_to_with_one_setting_changed():
         assert rate == 0.3 or f"learning rate {rate}" in own
 
 
-def test_the_sparsity_table():
+@pytest.mark.parametrize("name", ["sparsity", "imp"])
+def test_the_tables_over_sparsity(name):
     lines = rows(REPRODUCE)
-    own = cells("sparsity", 1)
-    assert {dict(cell.cell.axes)["network"] for cell in own} == {"Conv6"}
-    for method in ("IteRand (SC)", "edge-popup (SC)"):
-        row = [cell for cell in own if dict(cell.cell.axes)["method"] == method]
-        place = lines.index(f"| {method} | {' | '.join(counted(cell, 3) for cell in row)} |")
-        assert lines[place + 1] == f"| … paper | {' | '.join(map(of_paper, row))} |"
-    header = " | ".join(f"p = {dict(cell.cell.axes)['sparsity']:g}" for cell in row)
-    assert f"|  | {header} |" in lines
+    own = cells(name, 1)
+    shares = sorted({dict(cell.cell.axes)["sparsity"] for cell in own})
+    header = lines.index(f"|  | {' | '.join(f'p = {share:g}' for share in shares)} |")
+    for cell in own:
+        network, method, share = (value for _, value in cell.cell.axes)
+        start = f"| {network}, {method} |"
+        row = next(number for number, line in enumerate(lines) if number > header and line.startswith(start))
+        ours, theirs = ([entry.strip() for entry in line.split("|")[2:]] for line in lines[row : row + 2])
+        assert ours[shares.index(share)] == counted(cell, 1)
+        assert theirs[shares.index(share)] == of_paper(cell)
 
 
 def test_the_columns_of_the_overviews():
     lines = rows_of(tables.best())
     for network in OPENLTH:
         own = [cell for cell in cells("best") if cell.cell.label.startswith(f"{network}, p")]
-        assert f"| {network}, ours | {' | '.join(map(said, own))} |" in lines
+        assert f"| {network}, ours | {' | '.join(counted(cell, 4) for cell in own)} |" in lines
     lines = rows_of(tables.digits())
     for cell in cells("digits"):
         assert any(line.startswith(f"| {cell.cell.label} |") and said(cell) in line for line in lines)

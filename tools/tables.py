@@ -155,13 +155,14 @@ def figure2_wide(network: str) -> Lines:
     for method in dict.fromkeys(method for method, _ in found):
         row = [str(method)]
         for width in widths:
-            cell = found[method, width]
-            row += [accuracy(cell, 3), of_paper(cell.cell.paper), delta(cell)]
+            cell = found.get((method, width))
+            row += [accuracy(cell, 3), of_paper(cell.cell.paper), delta(cell)] if cell else ["", "", ""]
         rows.append(row)
-    sizes = {(entry["network"], entry["width_factor"]): entry for entry in read_json("ticket.json")["sizes"]}
-    name = {"Conv6": "conv6", "ResNet18": "resnet18_cifar"}[network]
+    measured = {(entry["network"], entry["width_factor"]): entry for entry in read_json("ticket.json")["sizes"]}
+    last = [found["IteRand (SC)", width].runs[-1] for width in widths]
+    sizes = [measured.get((run.recipe.network.name, width), run.result) for width, run in zip(widths, last)]
     for label, key in (("ticket of IteRand (SC)", "ticket_bytes"), ("float32", "float32_bytes")):
-        rows.append([label, *(entry for width in widths for entry in (size(sizes[name, width][key]), "", ""))])
+        rows.append([label, *(entry for each in sizes for entry in (size(each[key]), "", ""))])
     head = [network, *(entry for width in widths for entry in (f"ρ = {width:g}", "paper", "Δ"))]
     epochs = next(iter(found.values())).cell.recipe.training.epochs
     what = f"{network} on CIFAR-10, test accuracy in %, {epochs} epochs; Δ is ours minus the paper's"
@@ -233,18 +234,32 @@ def narrow_conv6() -> Lines:
     return [text, "", *markdown(["", *methods], rows)]
 
 
-def sparsity() -> Lines:
-    """Table 6 for Conv6."""
-    found = cells("sparsity", network="Conv6")
-    shares = sorted({share for _, share in found})
-    rows = []
-    for method in dict.fromkeys(method for method, _ in found):
-        row = [found[method, share] for share in shares]
-        rows += [[str(method), *(accuracy(cell, 3) for cell in row)]]
-        rows += [["… paper", *(of_paper(cell.cell.paper) for cell in row)]]
-    what = "Table 6 for Conv6, test accuracy in %"
+def over_sparsity(experiment: str, what: str, usual: int) -> Lines:
+    """A table of the paper with a column for each sparsity: our rows, and the paper's below."""
+    found = {tuple(value for _, value in cell.cell.axes): cell for cell in outcome(experiment).cells}
+    shares = sorted({float(place[2]) for place in found})
+    rows, shown = [], []
+    for network, method in dict.fromkeys(place[:2] for place in found):
+        row = [found[network, method, share] for share in shares]
+        if any(cell.summary for cell in row):
+            rows += [[f"{network}, {method}", *(accuracy(cell, usual) for cell in row)]]
+            rows += [["… paper", *(of_paper(cell.cell.paper) for cell in row)]]
+            shown += row
     head = ["", *(f"p = {share:g}" for share in shares)]
-    return [*caption(what, found.values(), 3, "iterand reproduce --only 'sparsity/Conv6*'"), *markdown(head, rows)]
+    return [*caption(what, shown, usual, f"iterand reproduce {experiment}"), *markdown(head, rows)]
+
+
+def rates_and_periods() -> Lines:
+    """Figures 1 and 4 for Conv6."""
+    rows, shown = [], []
+    for label, name, symbol in (("Figure 1", "figure1", "r"), ("Figure 4", "period", "K_per")):
+        found = [(value, cell) for (value,), cell in cells(name, network="Conv6").items()]
+        values = ", ".join(f"{value:,g}" for value, _ in found)
+        numbers = ", ".join(accuracy(cell, 1) for _, cell in found)
+        rows.append([label, f"{symbol} = {values}", numbers])
+        shown += [cell for _, cell in found]
+    what = "Conv6 with Kaiming uniform weights, validation accuracy in % after the last epoch"
+    return [*caption(what, shown, 1, "iterand reproduce figure1"), *markdown(["", "", "validation"], rows, left=2)]
 
 
 def sparse_conv6() -> Lines:
@@ -391,7 +406,7 @@ def best() -> Lines:
         ours, imp = zip(*columns)
         rows += [
             [f"**{network}**, ours", *ours],
-            ["IMP, same recipe", *imp],
+            ["IMP, our data", *imp],
             ["IMP, paper", *(of_paper(cell.cell.paper) for cell in own)],
             ["IteRand, paper", *map(of_paper, theirs)],
             [f"our ticket (float32: {size(4 * own[0].runs[0].result['weights'])})", *map(ticket_bytes, own)],
@@ -420,7 +435,9 @@ def best_cells() -> Lines:
 
 def tiny() -> Lines:
     """Small tickets of ResNet20, by validation accuracy."""
+    best_tiny = cells("best", network="ResNet20", method="best-tiny")[0.95,]
     found = [("float32", cells("best", network="ResNet20", method="IteRand")[0.95,].runs)]
+    found += [("half precision (`best-tiny`)", best_tiny.runs)]
     tried = [run for run in explored("resnet20") if run.recipe.training.norm_statistics == "recomputed_half"]
     found += [("half precision", [run]) for run in sorted(tried, key=lambda run: -run.result["ticket_bytes"])]
     rows = []
@@ -436,6 +453,9 @@ def tiny() -> Lines:
     return [text, "", *markdown(["", "statistics", "validation", "ticket"], rows, left=2)]
 
 
+PEERS = ("dense SGD", "IMP")  # methods of the experiment best that train weights
+
+
 def best_peers() -> Lines:
     """The search beside dense SGD and magnitude pruning with the same data, schedule and statistics."""
     rows, found, rates = [], [], []
@@ -444,10 +464,11 @@ def best_peers() -> Lines:
         recipe = dense.cell.recipe
         rates.append(f"{network} {recipe.learning_rate.initial:g}, {recipe.optimizer.weight_decay:g}")
         found.append(dense)
-        for (sparsity,), search in sorted(cells("best", network=network, method="IteRand").items()):
+        searches = {place: cell for place, cell in cells("best", network=network).items() if place[0] not in PEERS}
+        for (_, sparsity), search in sorted(searches.items(), key=lambda found: found[0][1]):
             imp = pruned.get((sparsity,))
             peers = [entry for peer in (dense, imp) for entry in (_with_epochs(peer), _gap(search, peer))]
-            rows.append([f"{network}, p = {sparsity:g}", _with_epochs(search), *peers])
+            rows.append([search.cell.label, _with_epochs(search), *peers])
             found += [search, *([imp] if imp else [])]
     what = "CIFAR-10, test accuracy in % (epochs); gaps are search minus the other, ± its standard error; learning "
     what += f"rate and weight decay of dense SGD and IMP: {'; '.join(rates)}"
@@ -676,10 +697,13 @@ def folders() -> Lines:
         "family": "other kinds of masks",
         "few-labels": "CIFAR-10 with a tenth of its labels",
         "gain": "the gain of the weights, in networks without norms",
+        "figure1": "Figure 1, the rate r",
         "figure2": "Figure 2 (Table 3) of the paper",
         "imagenet-tree": "ResNet50 by its ImageNet recipe on a made-up tree of 10 classes",
         "imdb": "Table 10, film reviews",
+        "imp": "Table 7, beside magnitude pruning",
         "long": "300 epochs of ResNet18",
+        "period": "Figure 4, the period K_per",
         "sparsity": "Table 6",
     }
     there = sorted(path for path in (RESULTS / "records").iterdir() if path.is_dir())
@@ -695,7 +719,9 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "figure2-resnet18": lambda: figure2_wide("ResNet18"),
     "narrow-conv6": narrow_conv6,
     "width-saved": width_saved,
-    "sparsity": sparsity,
+    "sparsity": lambda: over_sparsity("sparsity", "Table 6, test accuracy in %", 1),
+    "imp": lambda: over_sparsity("imp", "Table 7, test accuracy in %", 1),
+    "rates-and-periods": rates_and_periods,
     "sparse-conv6": sparse_conv6,
     "imdb": imdb,
     "imdb-runs": imdb_runs,

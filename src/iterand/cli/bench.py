@@ -45,12 +45,16 @@ def bench(
         list[str] | None,
         typer.Option(
             help="For step: eager, or on a GPU 'graph', 'compiled graph' and others; for loop: eager, compiled or "
-            "make_step; for inference: iterand, onnxruntime, torch or compiled; repeatable."
+            "make_step; for inference: iterand, onnxruntime (both also with -int8), torch or compiled; repeatable."
         ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, max=_MOST, help="For step, loop, augment, epoch and inference: examples per step (128)."),
+        typer.Option(
+            min=1,
+            max=_MOST,
+            help="For step, loop, augment, epoch and inference: examples per step (128; inference: 1 and 32).",
+        ),
     ] = None,
     precision: Annotated[
         str | None,

@@ -42,6 +42,7 @@ FAMILY = {
     "shared blocks": [f"share={json.dumps(_BLOCKS)}"],
 }
 """The other ways to prune random networks: what they change in a recipe."""
+_ONE_COAT = ["mask=binary", "coats=1"]
 _TENTH = 4_500
 _LONG = 300
 _FAMILY_NETWORKS = {"Conv6": "conv6", "ResNet18": "resnet18"}
@@ -72,6 +73,8 @@ def best() -> Experiment:
             number = find_number("imp", {"network": network, "method": "IMP", "sparsity": sparsity})
             recipe = find_recipe(f"best-{base}", [f"sparsity={sparsity}"])
             cells.append(_cell(network, "IteRand", recipe, sparsity, number))
+    cells.append(_cell("ResNet20", "one coat", find_recipe("best-resnet20", ["sparsity=0.5", *_ONE_COAT]), 0.5))
+    cells.append(_cell("ResNet20", "best-tiny", find_recipe("best-tiny"), 0.95))
     for network, sparsities in PRUNED.items():
         for sparsity in sparsities:
             recipe = find_recipe(f"best-{DENSE[network]}-imp", [f"sparsity={sparsity}"])
@@ -124,7 +127,8 @@ def ablation() -> Experiment:
     for sparsity in (0.5, 0.9, 0.99):
         whole = find_recipe("best-resnet20", [f"sparsity={sparsity}"])
         short = ["epochs=40", f"weight_decay={2 * whole.optimizer.weight_decay}"]
-        for label, changes in WITHOUT.items():
+        without = WITHOUT | ({"one coat": _ONE_COAT} if whole.method.coats > 1 else {})
+        for label, changes in without.items():
             axes = (("sparsity", sparsity), ("recipe", label))
             cells.append(Cell(f"p = {sparsity:g}, {label}", recipe_file.override(whole, [*short, *changes]), axes))
     return Experiment(
