@@ -678,7 +678,7 @@ def test_embeddings_keep_their_padding_row_at_zero():
     ("options", "message"),
     [
         ({"mask": "sign"}, "mask is 'sign'; it must be one of binary, bernoulli, signed, multicoat, gem_miner"),
-        ({"coats": 2}, "coats is 2, but mask is 'binary'; set mask='multicoat', or leave coats out"),
+        ({"coats": 2}, "coats is 2, but mask is 'binary'; set mask='multicoat', or coats=1"),
         ({"mask": "multicoat", "coats": 9}, "coats is 9; it is a whole number from 1 to 8"),
         ({"mask": "multicoat", "coats": 2.0}, "coats is 2.0; it is a whole number from 1 to 8"),
         ({"mask": "signed", "weights": "existing"}, "mask is 'signed', but existing weights are kept as they are"),

@@ -48,7 +48,7 @@ def check_kind(kind: str, coats: int) -> int:
         raise ValueError(f"mask is {kind!r}; it must be one of {', '.join(MASK_KINDS)}")
     coats = check_int("coats", coats, f"a whole number from 1 to {MAX_COATS}", low=1, high=MAX_COATS + 1)
     if kind != "multicoat" and coats != 1:
-        raise ValueError(f"coats is {coats}, but mask is {kind!r}; set mask='multicoat', or leave coats out")
+        raise ValueError(f"coats is {coats}, but mask is {kind!r}; set mask='multicoat', or coats=1")
     return coats
 
 
