@@ -99,6 +99,21 @@ def test_the_base_is_unchanged_after_a_thousand_switches(tickets, plains, cached
     assert [tensor.data_ptr() for tensor in base.state_dict().values()] == memory
 
 
+@pytest.mark.parametrize("through_base", [False, True])
+def test_weights_written_while_a_task_is_active_are_not_kept(tickets, plains, through_base):
+    tasks = iterand.TaskSet(build())
+    for number in (0, 1):
+        tasks.add(str(number), read.parse(tickets[number]))
+    tasks.activate("0").load_state_dict(build().state_dict())
+    if through_base:
+        tasks.deactivate()
+    tasks.activate("1")
+    assert torch.equal(tasks.activate("0")(INPUTS), plains[0](INPUTS))
+    with torch.no_grad():
+        tasks.model.layers[0][0].weight.zero_()
+    assert torch.equal(tasks.activate("0")(INPUTS), plains[0](INPUTS))
+
+
 def test_what_a_task_holds_does_not_grow_with_the_base(tasks):
     base = sum(tensor.nbytes for tensor in build().state_dict().values())
     tasks.activate("0")

@@ -126,6 +126,46 @@ def test_tied_tensors_stay_tied_and_are_stored_once(tmp_path):
     assert torch.equal(plain.twin.weight, model.free.weight)
 
 
+class Words(nn.Module):
+    """An embedding and a layer that may have its weight."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 8)
+        self.head = nn.Linear(8, 20, bias=False)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+
+def test_a_model_with_other_ties_is_refused(tmp_path):
+    iterand.save_ticket(iterand.prune_(Words(tied=False), 0.5), tmp_path / "a.ticket")
+    with pytest.raises(
+        TicketError, match=r"'embedding.weight' and 'head.weight' are one tensor in Words, but two in it"
+    ):
+        iterand.load_ticket(tmp_path / "a.ticket", Words(tied=True))
+
+
+def test_tied_weights_of_a_model_without_memory_stay_tied(tmp_path):
+    iterand.save_ticket(iterand.prune_(Words(tied=True), 0.5), tmp_path / "a.ticket")
+    with torch.device("meta"):
+        model = iterand.load_ticket(tmp_path / "a.ticket", Words(tied=True))
+    assert model.head.weight is model.embedding.weight
+    assert same_bits(model.state_dict(), iterand.load_ticket(tmp_path / "a.ticket", Words(tied=True)).state_dict())
+
+
+@pytest.mark.parametrize("weights", ["kaiming_uniform", "signed_constant"])
+def test_defaults_of_torch_do_not_matter(tmp_path, weights):
+    iterand.save_ticket(searched(nn.Linear(30, 30), weights=weights), tmp_path / "a.ticket")
+    expected = iterand.read_ticket(tmp_path / "a.ticket").state_dict()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            found = iterand.read_ticket(tmp_path / "a.ticket").state_dict()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert same_bits(found, expected)
+
+
 def test_a_module_used_under_two_names_comes_back(tmp_path):
     def build() -> nn.Module:
         shared = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))

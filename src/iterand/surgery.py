@@ -251,7 +251,8 @@ def adapt_root_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]])
     def one_pass(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            current = cast("list[Ranking[MaskedParametrization]]", getattr(self, _RANKINGS))
+            # A slice of a Sequential is of the same class, but has no rankings of its own.
+            current = cast("list[Ranking[MaskedParametrization]]", getattr(self, _RANKINGS, []))
             sampled = [mask for ranking in current for mask in ranking.members if mask.settings.mask == "bernoulli"]
             previous = [ranking.begin() for ranking in current]
             for mask in sampled:

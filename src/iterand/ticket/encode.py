@@ -162,7 +162,7 @@ def _stored_symbols(one: _Masked, *, as_ordinals: bool, affordable: bool) -> _Ke
     state, count = one.state, len(one.index)
     if state.is_existing:
         symbols: codec.Symbols = np.zeros(count, dtype=np.uint8)
-        return _KeptWeights("base", symbols, {0: count} if count else {}, torch.empty(0))
+        return _KeptWeights("base", symbols, {0: count} if count else {}, torch.empty(0, device="cpu"))
     best = _encode_levels(one)
     if best is None and state.settings.binarize:
         raise ValueError(f"the masked weights of {one.layer.name!r} have more than one magnitude; fold_ and save those")
@@ -182,7 +182,7 @@ def _encode_levels(one: _Masked) -> _KeptWeights | None:
     levels = one.state.settings.levels(one.state.distribution.support)
     if not 0 < len(levels) <= _MAX_LEVELS:
         return None
-    values = torch.tensor(levels, dtype=torch.float32) * one.unit
+    values = torch.tensor(levels, dtype=torch.float32, device="cpu") * one.unit
     weight = _bits(one.masked).numpy()
     symbols = np.zeros(weight.shape, dtype=np.uint8)
     counts: dict[int, int] = {}
@@ -194,7 +194,7 @@ def _encode_levels(one: _Masked) -> _KeptWeights | None:
             counts[level] = count
     if sum(counts.values()) < len(weight):
         return None
-    present = torch.tensor([level in counts for level in levels])
+    present = torch.tensor([level in counts for level in levels], device="cpu")
     return _KeptWeights("level", symbols, counts, values[present])
 
 
@@ -238,7 +238,7 @@ def _check_weights(one: _Masked, drawn: Tensor) -> None:
     given = _bits(drawn.to(dtype)).numpy()
     if not np.array_equal(given, weight):
         first = int(np.flatnonzero(given != weight)[0])
-        held, expected = (torch.tensor(bits[first]).view(dtype).item() for bits in (weight, given))
+        held, expected = (torch.tensor(bits[first], device="cpu").view(dtype).item() for bits in (weight, given))
         raise ValueError(
             f"the kept weights of {one.layer.name!r} are not the ones its seed and draws give (the first that differs "
             f"is {held:g}, drawn was {expected:g}); a ticket holds random weights only: keep trained ones with "

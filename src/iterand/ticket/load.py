@@ -60,15 +60,31 @@ def load(ticket: Ticket, model: nn.Module | None = None) -> nn.Module:
         network.load_state_dict(ticket.state_dict(), assign=True)
         return network.eval()
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model is {model!r}; it must be a torch.nn.Module as it was before prune_")
+        raise ValueError(f"model is {shown(model)}; it must be a torch.nn.Module as it was before prune_")
     root = unwrap(model)
     if masked_layers(root):
         raise ValueError("the model is masked; load_ticket fills ordinary ones (to resume a search: Ticket.resume_)")
     check_fits(ticket, root)
     state = {name: value for name, value in root.state_dict().items() if isinstance(value, Tensor)}
     on_meta = any(tensor.is_meta for tensor in state.values())
-    root.load_state_dict(ticket.state_dict(None if ticket.base is None else state), assign=on_meta)
+    held = ticket.state_dict(None if ticket.base is None else state)
+    ties = [(first, name) for first, *others in _ties(root) for name in others]
+    for first, name in ties:
+        if not torch.equal(held[first], held[name]):
+            raise TicketError(f"{first!r} and {name!r} are one tensor in {type(root).__name__}, but two in it")
+    root.load_state_dict(held, assign=on_meta)
+    for first, name in ties if on_meta else ():  # each has become a parameter of its own
+        path, _, attribute = name.rpartition(".")
+        root.get_submodule(path)._parameters[attribute] = root.get_parameter(first)
     return model
+
+
+def _ties(model: nn.Module) -> list[list[str]]:
+    """The names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
 
 
 def check_fits(ticket: Ticket, model: nn.Module) -> None:
@@ -93,7 +109,10 @@ def check_fits(ticket: Ticket, model: nn.Module) -> None:
 
 def check_loaded(ticket: Ticket, model: nn.Module) -> None:
     """Refuse a network whose masked tensors are not those of the ticket; of a base, whose masks are not."""
-    state = {name: tensor.cpu() for name, tensor in model.state_dict().items() if name in ticket.layers}
+    root = unwrap(model)
+    if masked_layers(root):
+        raise ValueError("the model is masked; inference takes an ordinary one, from load_ticket or fold_")
+    state = {name: tensor.cpu() for name, tensor in root.state_dict().items() if name in ticket.layers}
     for name, layer in ticket.layers.items():
         if name not in state or not torch.equal(state[name], layer.weight(base=state[name]).to(state[name].dtype)):
             raise IterandError(f"the network's {name!r} is not as in the ticket; load the ticket with load_ticket")
@@ -232,7 +251,7 @@ def _all_draws(
     """A draw for each weight. Layers with the same weights have the draws that any of them keeps."""
     found, shared = {}, dict[str, Tensor]()
     for name, mask in masks.items():
-        draw = torch.zeros(mask.numel(), dtype=torch.int32)
+        draw = torch.zeros(mask.numel(), dtype=torch.int32, device="cpu")
         draw[kept_indices(mask)] = _find_draws(layers[name], mask)
         found[name] = draw.view(mask.shape)
         if first := masked[name].parametrization.settings.shared:
@@ -248,8 +267,8 @@ def _find_draws(layer: TicketLayer, mask: Tensor) -> Tensor:
     # The ticket stores levels. The first draw with the same level reproduces the weight.
     index, values, settings = kept_indices(mask), layer.values(mask), layer.header.settings
     distribution = distributions.get_distribution(settings.weight_distribution)
-    draw = torch.zeros(len(index), dtype=torch.int32)
-    pending = torch.arange(len(index))
+    draw = torch.zeros(len(index), dtype=torch.int32, device="cpu")
+    pending = torch.arange(len(index), device="cpu")
     for number in range(layer.header.rounds + 1):
         numbers = torch.full_like(pending, number)
         given = draw_weights(settings, distribution, index[pending], numbers, layer.header.size)

@@ -87,7 +87,7 @@ class Ticket:
         for name, layer in self.layers.items():
             if layer.header.stored == "base":
                 masks[name] = layer.mask
-                draws.update(digest, *layer.symbols, torch.empty(0))
+                draws.update(digest, *layer.symbols, torch.empty(0, device="cpu"))
             else:
                 weights[name] = layer.weight(digest)
         self._check_weights(digest)
@@ -184,7 +184,7 @@ class TicketLayer:
         """m: true where the weight is kept."""
         model = self.header.mask_model
         if model.alphabet < 2:
-            return torch.full(self.header.shape, self.header.kept > 0)
+            return torch.full(self.header.shape, self.header.kept > 0, device="cpu")
         return torch.from_numpy(self._sequence("mask", model, 0).view(np.bool_)).view(self.header.shape)
 
     def levels(self) -> Tensor | None:
@@ -237,13 +237,14 @@ class TicketLayer:
         mask = self.mask
         if self.header.stored == "base" and base is not None:
             if digest is not None:
-                draws.update(digest, *self.symbols, torch.empty(0))
+                draws.update(digest, *self.symbols, torch.empty(0, device="cpu"))
             return torch.where(mask, base.detach().to("cpu"), 0.0)
         values = self.values(mask)
         if digest is not None:
             weights = torch.from_numpy(self._level_weights()) if self.header.stored == "level" else values
             draws.update(digest, *self.symbols, weights)
-        dense = torch.zeros(self.header.size).index_copy_(0, draws.kept_indices(mask), values)
+        dense = torch.zeros(self.header.size, dtype=torch.float32, device="cpu")
+        dense.index_copy_(0, draws.kept_indices(mask), values)
         return dense.view(self.header.shape).to(format.DTYPES[self.header.dtype])
 
     @property

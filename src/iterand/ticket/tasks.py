@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -157,7 +157,8 @@ class TaskSet:
             self._refuse_rows()
             masks, others = task.parts()
             self._refuse_changed(others)
-            if name == self._active:
+            self._forget_written()
+            if name == self._active and name in self._masked:
                 return self.model
             if name not in self._masked:
                 self._mask(name, masks)
@@ -171,6 +172,7 @@ class TaskSet:
         """Go back to the base, bit for bit; gives the model."""
         with self._lock:
             self._refuse_rows()
+            self._forget_written()
             moved = [name for name in self._changed if self._is_moved(name)]
             self._point_to({}, None)
             self._active = None
@@ -273,6 +275,14 @@ class TaskSet:
                 f"{name!r} of the base has changed since tasks were added; load its weights again, or make another "
                 "TaskSet"
             )
+
+    def _forget_written(self) -> None:
+        """Drop the masked weights of the active task if something has written to them."""
+        for name in self._masked.get(self._active or "", {}):
+            first = self._names[name]
+            if (self._tensors[first].data_ptr(), _version(self._tensors[first])) != self._seen[first]:
+                del self._masked[cast(str, self._active)]
+                return
 
     def _mask(self, name: str, masks: Mapping[str, Tensor]) -> None:
         """Compute the masked weights of a task, in the memory of the one that was used least recently."""
