@@ -2,6 +2,7 @@
 
 import importlib.util
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from iterand.inference.graph import trace
 
 ROOT = Path(__file__).parents[1]
 TICKETS = ROOT / "results" / "tickets"
+EXAMPLE = ROOT / "examples" / "microcontroller"
 
 
 def load_tool():
@@ -149,3 +151,30 @@ def test_a_program_that_fails_says_so(tmp_path):
     (tmp_path / "network.c").write_text(LOOP.replace("output[0] =", "*(volatile float *)0xfffffff0 =") % 1)
     with pytest.raises(RuntimeError, match="fault"):
         tool.measure(tmp_path, bytes(4), tmp_path / "build")
+
+
+def test_another_network_or_option_builds_another_program(tmp_path):
+    def text(*options):
+        command = ["make", "-f", EXAMPLE / "Makefile", f"BUILD={tmp_path / 'build'}", *options, "size"]
+        printed = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        return int(printed.splitlines()[-1].split()[0])
+
+    for name, width in (("small", 4), ("large", 40)):
+        export_c(
+            sparse_(nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2))),
+            torch.randn(2, 8),
+            tmp_path / name,
+        )
+    small, large = text("NETWORK=small"), text("NETWORK=large")
+    assert small < large
+    assert text("NETWORK=small") == small
+    assert text("NETWORK=small", "OPTIMIZE=-O3") > small
+
+
+def test_less_than_an_input_is_refused(tmp_path):
+    export_c(nn.Linear(4, 2).eval(), torch.randn(2, 4), tmp_path)
+    (tmp_path / "input.f32").write_bytes(b"12345678")
+    command = ["make", "-f", EXAMPLE / "Makefile", "NETWORK=.", f"BUILD={tmp_path / 'build'}", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "input.f32 is shorter than one input" in done.stdout + done.stderr

@@ -89,7 +89,7 @@ static uint32_t stack_used(void) {
 
 int main(void) {
     const int32_t inputs = open_file("input.f32", 9, 1), outputs = open_file("output.f32", 10, 5);
-    uint32_t before = 0, after = 0;
+    uint32_t before = 0, after = 0, count = 0;
     if (inputs < 0 || outputs < 0) {
         print("input.f32 or output.f32 cannot be opened\n");
         return 1;
@@ -108,6 +108,11 @@ int main(void) {
         network_run(input, output, arena);
         after = ticks();
         if (transfer(WRITE, outputs, output, sizeof output)) return 1;
+        count++;
+    }
+    if (count == 0) {
+        print("input.f32 is shorter than one input\n");
+        return 1;
     }
     print_number("ticks ", after - before);
     print_number("stack ", stack_used());
