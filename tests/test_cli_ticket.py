@@ -301,6 +301,13 @@ def test_export_says_what_cannot_be_written(cli, file, to):
     assert found == (1, "", "error: cannot write a.ticket/b/c: Not a directory\n")
 
 
+def test_the_ticket_itself_is_not_overwritten(cli, file, tmp_path):
+    before = file.read_bytes()
+    found = cli("export", file, "--format", "safetensors", "-o", file)
+    assert found == (1, "", f"error: -o {file} is the ticket itself; choose another name\n")
+    assert file.read_bytes() == before
+
+
 def test_tickets_of_the_quickstart_are_exported_as_they_are(cli, tmp_path):
     """The recipe omits its data, which are the default."""
     pytest.importorskip("sklearn", reason="the lab is not installed")

@@ -352,6 +352,35 @@ def test_wrong_outputs_are_not_written(activations, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
+def test_what_is_the_users_stays(tmp_path):
+    (tmp_path / "README.md").write_text("# My project\n")
+    model = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)).train()
+    export_c(model, torch.randn(2, 4), tmp_path)
+    assert (tmp_path / "README.md").read_text() == "# My project\n"
+    assert all(module.training for module in model.modules())
+    (tmp_path / "README.md").unlink()
+    for model in (nn.Linear(4, 2), nn.Linear(4, 3)):
+        export_c(model, torch.randn(2, 4), tmp_path)
+    assert "the 3\noutputs" in (tmp_path / "README.md").read_text()
+
+
+@needs("g++")
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_program_in_cpp(coded, tmp_path):
+    model = iterand.prune_(nn.Sequential(nn.Linear(4, 2)), 0.5, weights="signed_constant")
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    plain = iterand.load_ticket(tmp_path / "a.ticket", nn.Sequential(nn.Linear(4, 2)))
+    export_c(plain, torch.randn(2, 4), tmp_path, ticket=tmp_path / "a.ticket" if coded else None)
+    init = "if (network_init(arena)) return 1;" if coded else ""
+    program = (
+        f"static float arena[NETWORK_ARENA / 4], in[4], out[2]; int main() {{ {init} network_run(in, out, arena); }}"
+    )
+    (tmp_path / "main.cpp").write_text(f'#include "network.h"\n{program}\n')
+    subprocess.run([COMPILERS[0], "-std=c99", "-c", "network.c"], cwd=tmp_path, check=True)
+    subprocess.run(["g++", *WARNINGS, "-o", "main", "main.cpp", "network.o"], cwd=tmp_path, check=True)
+    subprocess.run([tmp_path / "main"], check=True)
+
+
 def test_a_short_input_is_refused(tmp_path):
     export_c(nn.Linear(4, 2).eval(), torch.randn(2, 4), tmp_path)
     subprocess.run([COMPILERS[0], "-std=c99", "-o", "example", "example.c", "network.c"], cwd=tmp_path, check=True)

@@ -1,10 +1,15 @@
 """``compile_ticket``: outputs, threads, the cache and what it refuses to load, and life without a compiler."""
 
 import copy
+import errno
 import logging
+import os
+import pickle
 import re
 import shutil
 import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -257,3 +262,71 @@ def test_models_and_inputs_of_other_precision(dtype, tmp_path):
     found = iterand.compile_ticket(tmp_path / "a.ticket", model)(inputs)
     assert next(model.parameters()).dtype == dtype
     torch.testing.assert_close(found, copy.deepcopy(model).float()(inputs.float()).detach())
+
+
+@needs_compiler
+def test_the_callers_model_may_be_filled_again_before_the_first_call(ticket, expected, cache, tmp_path):
+    model = network()
+    first = iterand.compile_ticket(ticket, model)
+    iterand.save_ticket(iterand.prune_(network(), 0.7, weights="signed_constant", seed=5), tmp_path / "other.ticket")
+    iterand.load_ticket(tmp_path / "other.ticket", model)
+    images, outputs = expected
+    torch.testing.assert_close(first(images), outputs)
+
+
+@needs_compiler
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])
+def test_compiled_networks_are_copied_and_pickled(copied, ticket, expected, cache, builds):
+    images, outputs = expected
+    for ran in (False, True):
+        network_ = iterand.compile_ticket(ticket, network(), input_shape=SHAPE if ran else None)
+        again = copied(network_)
+        torch.testing.assert_close(again(images), outputs)
+        assert again.is_compiled
+    assert builds == []
+
+
+@needs_compiler
+def test_the_first_calls_may_come_from_several_threads(ticket, expected, cache):
+    images, outputs = expected
+    shared = iterand.compile_ticket(ticket, network())
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: shared(images), range(4)))
+    for one in found:
+        torch.testing.assert_close(one, outputs)
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_is_not_used(ticket, expected, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiled, "atomic_write", full)
+    images, outputs = expected
+    torch.testing.assert_close(iterand.compile_ticket(ticket, network())(images), outputs)
+
+
+@needs_compiler
+def test_without_a_home_there_is_no_cache(ticket, expected, tmp_path, monkeypatch):
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.chdir(tmp_path)
+    images, outputs = expected
+    torch.testing.assert_close(iterand.compile_ticket(ticket, network())(images), outputs)
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_compiler
+def test_defaults_of_torch_do_not_matter(ticket, expected, cache):
+    images, outputs = expected
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = iterand.compile_ticket(ticket, network().float())(images)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found, outputs)

@@ -11,6 +11,7 @@ from torch import nn
 import int8_reference
 import iterand
 from inference_networks import CASES, MadeUp, run_program, scramble_
+from iterand.errors import IterandError
 from iterand.inference.c.emitter import emit
 from iterand.inference.c.export import export_c
 from iterand.inference.graph import trace, without_unread_channels
@@ -285,3 +286,37 @@ def test_export(ticket, tmp_path):
     with pytest.raises(ValueError, match="activations is 'bytes'"):
         export_c(model, sample_for((3, 8, 8)), tmp_path / "other", activations="bytes")
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_a_narrow_range_far_from_zero(seed, tmp_path):
+    """An alarm that is almost always off: its bias is many times as large as its output."""
+    torch.manual_seed(0)
+    inputs = torch.randn(512, 400)
+    model = iterand.prune_(alarm(), 0.5, weights="signed_constant", seed=seed, biases="keep").eval()
+    with torch.no_grad():
+        model[0].bias.fill_(0.0).sub_(model[0](inputs).topk(3, 0).values[-1])
+        expected = model(inputs)
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    found = iterand.compile_ticket(tmp_path / "a.ticket", alarm(), activations="int8", sample=inputs)(inputs)
+    assert 1 <= (found > 0).sum() <= 6
+    assert (found - expected).abs().max() < 0.5 * expected.max()
+
+
+def alarm():
+    return nn.Sequential(nn.Linear(400, 1), nn.ReLU())
+
+
+def test_inputs_of_very_different_sizes_are_refused(tmp_path):
+    def build():
+        return nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+
+    torch.manual_seed(0)
+    sizes = torch.logspace(-3, 4, 8)
+    model = iterand.prune_(build(), 0.5, weights="signed_constant")
+    for _ in range(100):
+        model(sizes * (torch.randn(64, 8) + 3))
+    iterand.save_ticket(model.eval(), tmp_path / "a.ticket")
+    sample = sizes * (torch.randn(256, 8) + 3)
+    with pytest.raises(IterandError, match="with int8 the outputs for the sample differ from those in float32 by"):
+        iterand.compile_ticket(tmp_path / "a.ticket", build(), activations="int8", sample=sample)

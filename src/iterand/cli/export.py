@@ -103,6 +103,8 @@ def export(
     _check_format(to, {"--input-shape": input_shape, "--data-dir": data_dir, **given})
     shape = _check_inputs(input_shape, sample, activations)
     ticket, target = read(file), output or file.with_suffix(f".{to}")
+    if target.exists() and target.samefile(file):
+        raise ValueError(f"-o {target} is the ticket itself; choose another name")
     if to is Format.safetensors:
         _write_state_dict(file, ticket, target)
         _report(file, target, json, "its tensors are dense: as many bytes as any state dict")

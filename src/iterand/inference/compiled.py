@@ -1,7 +1,6 @@
 """``compile_ticket``: the network of a ticket as machine code, built by the system's C compiler and kept in a cache."""
 
 import atexit
-import copy
 import ctypes
 import hashlib
 import json
@@ -13,6 +12,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +28,9 @@ from iterand.errors import IterandError
 from iterand.files import atomic_write
 from iterand.inference.c.emitter import Source, emit
 from iterand.inference.graph import FoldedModule, Graph, trace
-from iterand.inference.quantization import calibrate, check_sample
+from iterand.inference.quantization import calibrate, check_bytes, check_sample
+from iterand.inference.tracing import copied
+from iterand.surgery import unwrap
 from iterand.ticket import Ticket, load_ticket
 from iterand.ticket.load import load
 
@@ -40,6 +42,8 @@ FLAGS = ("-std=c99", "-O3", "-ffp-contract=off", "-fPIC", "-shared")
 NATIVE = "-march=native"
 _COMPILERS = ("cc", "gcc", "clang")
 _SECONDS = 600
+_DIMENSIONS = "an input of a network in C has one to three dimensions, such as (3, 32, 32)"
+_TRACING = threading.Lock()  # torch.export has global state
 _ALIGNMENT = 64  # bytes: a cache line
 
 
@@ -72,13 +76,15 @@ def compile_ticket(
         if not isinstance(input_shape, Sequence):
             raise ValueError(f"input_shape is {input_shape!r}; it is sizes such as (3, 32, 32)")
         input_shape = tuple(check_int("input_shape", size, "sizes such as (3, 32, 32)", low=1) for size in input_shape)
+        if not 1 <= len(input_shape) <= 3:
+            raise ValueError(f"input_shape is {input_shape}; {_DIMENSIONS}")
     if sample is not None:
         if input_shape not in (None, tuple(sample.shape[1:])):
             raise ValueError(f"input_shape is {input_shape} and the inputs of the sample are {tuple(sample.shape[1:])}")
         input_shape = tuple(sample.shape[1:])
     network = load(ticket, model) if isinstance(ticket, Ticket) else load_ticket(ticket, model)
-    if any(one.is_floating_point() and one.dtype != torch.float32 for one in network.state_dict().values()):
-        network = copy.deepcopy(network).float()
+    if model is not None:  # the caller's, which may be trained or filled again before the first call
+        network = copied(unwrap(network))
     return CompiledNetwork(network, threads, input_shape, sample)
 
 
@@ -88,7 +94,8 @@ class CompiledNetwork:
     def __init__(
         self, model: nn.Module, threads: int, input_shape: tuple[int, ...] | None, sample: Tensor | None = None
     ) -> None:
-        self._model = model
+        self._model: nn.Module | None = model
+        self._graph: Graph | None = None
         self._threads = threads
         self._sample = sample
         self._run: Library | FoldedModule | None = None
@@ -97,6 +104,9 @@ class CompiledNetwork:
         self.output_shape: tuple[int, ...] | None = None
         if input_shape is not None:
             self._build(input_shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_run": None}  # a library is loaded again where it is needed
 
     @property
     def is_compiled(self) -> bool:
@@ -116,7 +126,9 @@ class CompiledNetwork:
             raise ValueError(f"inputs are {inputs.dtype}; they must be floating-point numbers, prepared as in training")
         if inputs.ndim < 2:
             raise ValueError(f"inputs have shape {inputs.shape}; they must be a batch, with the examples first")
-        if self.input_shape is None:
+        if self._run is None:
+            if inputs.ndim > 4:
+                raise ValueError(f"inputs have shape {inputs.shape}; {_DIMENSIONS}")
             self._build(inputs.shape[1:])
         if inputs.shape[1:] != self.input_shape:
             raise ValueError(
@@ -132,9 +144,14 @@ class CompiledNetwork:
         return outputs
 
     def _build(self, shape: tuple[int, ...]) -> None:
-        graph = trace(self._model, torch.zeros(1, *shape))
-        self._run = _library_or_module(graph, self._sample)
-        self.input_shape, self.output_shape = graph.input.shape, graph.output.shape
+        with _TRACING:
+            if self._graph is None:
+                assert self._model is not None
+                self._graph = trace(self._model.float(), torch.zeros(1, *shape, dtype=torch.float32, device="cpu"))
+                self._model = None
+                self.input_shape, self.output_shape = self._graph.input.shape, self._graph.output.shape
+            if self._run is None:
+                self._run = _library_or_module(self._graph, self._sample)
 
 
 def _library_or_module(graph: Graph, sample: Tensor | None) -> "Library | FoldedModule":
@@ -147,7 +164,10 @@ def _library_or_module(graph: Graph, sample: Tensor | None) -> "Library | Folded
         )
         return FoldedModule(graph)
     source = emit(graph, activations=None if sample is None else calibrate(graph, sample))
-    return Library(_Cache().library(source, compiler), source)
+    library = Library(_Cache().library(source, compiler), source)
+    if sample is not None:
+        check_bytes(library(sample.numpy(), 1), graph, sample)
+    return library
 
 
 class Library:
@@ -192,7 +212,10 @@ class Library:
 def find_compiler() -> list[str] | None:
     """The command of the C compiler."""
     if chosen := os.environ.get("CC"):
-        command = shlex.split(chosen)
+        try:
+            command = shlex.split(chosen)
+        except ValueError:  # a quote that is not closed
+            command = []
         if command and shutil.which(command[0]):
             return command
         raise IterandError(f"CC is {chosen!r}, which is not found; set it to a C compiler such as gcc, or unset it")
@@ -212,6 +235,8 @@ def build(source: Source, compiler: Sequence[str], folder: Path) -> Path:
         lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
         reason = next((line for line in lines if "error" in line), lines[0])
         raise IterandError(f"{shlex.join(compiler)} cannot build the network: {reason}")
+    if not (folder / "network.so").exists():
+        raise IterandError(f"{shlex.join(compiler)} builds nothing; set CC to a C compiler such as gcc, or unset it")
     return folder / "network.so"
 
 
@@ -232,7 +257,11 @@ class _Cache:
     """
 
     def __init__(self) -> None:
-        self._folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iterand" / "compiled"
+        try:
+            base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        except RuntimeError:  # no home
+            base = Path()
+        self._folder = base / "iterand" / "compiled"
 
     def library(self, source: Source, compiler: Sequence[str]) -> Path:
         """The library of a source, from the cache if it is there."""
@@ -247,14 +276,19 @@ class _Cache:
         if not private:
             return built
         data = built.read_bytes()
-        for old in (path, _seal(path)):  # with their permissions
-            old.unlink(missing_ok=True)
-        atomic_write(path, data)
-        atomic_write(_seal(path), json.dumps({"sha256": hashlib.sha256(data).hexdigest(), "key": key}).encode())
+        try:
+            for old in (path, _seal(path)):  # with their permissions
+                old.unlink(missing_ok=True)
+            atomic_write(path, data)
+            atomic_write(_seal(path), json.dumps({"sha256": hashlib.sha256(data).hexdigest(), "key": key}).encode())
+        except OSError:  # full, or not writable
+            return built
         return path if _is_intact(path) else built
 
     def _is_private(self) -> bool:
         """Whether the cache can be used: made by the user, writable by nobody else."""
+        if not self._folder.is_absolute():
+            return False
         try:
             for folder in (self._folder.parent, self._folder):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)

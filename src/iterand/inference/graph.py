@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from iterand.checks import shown
 from iterand.inference.nodes import (
     Add,
     Affine,
@@ -54,7 +55,7 @@ def trace(model: nn.Module, example: Tensor) -> Graph:
         example: A batch of inputs. Only the sizes after the first dimension matter.
     """
     if not isinstance(example, Tensor) or example.dtype != torch.float32 or example.ndim not in (2, 3, 4):
-        kind = f"{example.dtype} of shape {tuple(example.shape)}" if isinstance(example, Tensor) else repr(example)
+        kind = f"{example.dtype} of shape {tuple(example.shape)}" if isinstance(example, Tensor) else shown(example)
         raise ValueError(f"example is {kind}; it must be a float32 tensor with a batch dimension and 1 to 3 others")
     return _Folding(read(model, tuple(example.shape[1:]))).graph()
 
@@ -185,7 +186,7 @@ class FoldedModule(nn.Module):
 
     def _keep(self, node: Node, **arrays: NDArray[np.float32]) -> None:
         for name, array in arrays.items():
-            self.register_buffer(f"{node.output.name}_{name}", torch.tensor(array))
+            self.register_buffer(f"{node.output.name}_{name}", torch.tensor(array, device="cpu"))
 
     def _kept(self, node: Node, name: str) -> Tensor:
         return self.get_buffer(f"{node.output.name}_{name}")

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from iterand.checks import shown
 from iterand.errors import IterandError, MissingExtraError
 from iterand.files import atomic_write
-from iterand.inference.tracing import forward
+from iterand.inference.tracing import evaluating, forward
+from iterand.surgery import unwrap
 from iterand.ticket.load import check_loaded
 from iterand.ticket.read import Ticket, read_ticket
 
@@ -71,24 +72,56 @@ def export_onnx(
     example = (example,) if isinstance(example, Tensor) else example
     if not isinstance(example, tuple) or not all(isinstance(one, Tensor) for one in example):
         raise ValueError(f"example is {shown(example)}; it must be a tensor, or a tuple of tensors")
-    model = model.eval()
-    with torch.no_grad():
-        given = forward(model, *example)
-    if not isinstance(given, Tensor):
-        raise ValueError(f"the model gives a {type(given).__name__}; wrap it in a module that gives one tensor")
-    check_loaded(ticket, model)
-    floats = _exported(model, example)
+    if not all(one.ndim and len(one) for one in example):
+        raise ValueError("example has no inputs; it must be a batch of at least one")
+    model = unwrap(model)
+    with torch.autocast("cpu", enabled=False), evaluating(model):
+        given = _outputs(model, example)
+        check_loaded(ticket, model)
+        floats = _exported(model, example)
+        larger = _larger(model, example)
     units = _units(ticket, model, {tensor.name for tensor in floats.graph.initializer}, _RANGES[integers])
     tolerance = max(_TOLERANCE, 8 * torch.finfo(given.dtype).eps) if given.is_floating_point() else _TOLERANCE
     for multiply in (False, True):
         data = _in_integers(floats, units.values(), integers, multiply).SerializeToString()
         difference = _difference(data, given, example)
         if difference <= tolerance:
+            if larger is not None and not _agrees(data, *larger, tolerance):
+                raise IterandError(
+                    f"torch exports {type(model).__name__} for batches of {len(example[0])} only, so nothing is "
+                    "written; use x.shape[0] instead of int(x.shape[0]), and do not loop over the batch"
+                )
             atomic_write(path, data)
             return OnnxExport(len(data), tuple(units), difference)
     raise IterandError(
         f"onnxruntime's outputs differ from torch's by {difference:g} of the largest; nothing is written"
     )
+
+
+def _outputs(model: nn.Module, example: tuple[Tensor, ...]) -> Tensor:
+    with torch.no_grad():
+        given = forward(model, *example)
+    if not isinstance(given, Tensor):
+        raise ValueError(f"the model gives a {type(given).__name__}; wrap it in a module that gives one tensor")
+    return given
+
+
+def _larger(model: nn.Module, example: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+    """The outputs for a batch with one more input, and the batch; None if the model takes no such batch."""
+    if len({len(one) for one in example}) > 1:
+        return None
+    batch = tuple(torch.cat([one, one[:1]]) for one in example)
+    try:
+        return _outputs(model, batch), batch
+    except IterandError:
+        return None
+
+
+def _agrees(data: bytes, given: Tensor, batch: tuple[Tensor, ...], tolerance: float) -> bool:
+    try:
+        return _difference(data, given, batch) <= tolerance
+    except IterandError:
+        return False
 
 
 def _units(
@@ -205,6 +238,8 @@ def _difference(data: bytes, given: Tensor, example: tuple[Tensor, ...]) -> floa
         reason = str(error).strip().splitlines()[0]
         raise IterandError(f"onnxruntime cannot run the network, so nothing is written: {reason}") from error
     expected = given.numpy()
+    if found.shape != expected.shape:
+        return float("inf")
     return float(np.abs(found - expected).max() / max(np.abs(expected).max(), np.finfo(np.float32).tiny))
 
 

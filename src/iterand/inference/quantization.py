@@ -1,6 +1,6 @@
 """Activations as bytes: which number a byte stands for, chosen from a sample of inputs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from iterand.errors import IterandError
 from iterand.inference.c.lists import Lists
 from iterand.inference.graph import FoldedModule
 from iterand.inference.nodes import Convolution, Flatten, Graph, Linear, MaxPool
@@ -16,6 +17,9 @@ LEVELS = 255
 _BATCH = 32
 _TOGETHER = 128  # bytes of each sign whose sum always fits 16 bits
 _LARGEST_SUM = 3 << 13  # on the sample: three quarters of what fits 16 bits, which saturate
+_MOST_STEPS = 3 << 10  # of an output that may be added to a sum: the same in eighths of a step
+TOLERANCE = 0.5
+"""Allowed difference of outputs with int8, relative to the largest."""
 
 ACTIVATIONS = ("float32", "int8")
 
@@ -59,7 +63,7 @@ def calibrate(graph: Graph, sample: Tensor) -> dict[str, Bytes]:
 
     Values that max pooling and flattening only select or reorder keep the range of their input. A linear layer at the
     end gives floats, so its value has none. Where a layer adds so many bytes that their sum would not fit 16 bits, the
-    steps of its input are larger.
+    steps of its input are larger; where what is added to its sums would not fit, those of its output.
     """
     ranges, sums = _measure(graph, sample)
     origins = {graph.input.name: graph.input.name}
@@ -72,7 +76,30 @@ def calibrate(graph: Graph, sample: Tensor) -> dict[str, Bytes]:
         origin = origins[one.node.inputs[0].name]
         factors[origin] = max(factors[origin], one.largest(found[origin]) / _LARGEST_SUM)
     codings = {name: _bytes(*ranges[name], factor) for name, factor in factors.items()}
+    for node in graph.nodes:  # in order, since where a sum starts depends on the steps of the inputs
+        if isinstance(node, (Convolution, Linear)):
+            name = node.output.name
+            least = _largest_start(node, [codings[origins[value.name]] for value in node.inputs]) / _MOST_STEPS
+            if least > codings[name].scale:
+                codings[name] = _bytes(*ranges[name], least / found[name].scale)
     return {name: codings[origin] for name, origin in origins.items() if not gives_floats(graph, name)}
+
+
+def check_bytes(outputs: NDArray[np.float32], graph: Graph, sample: Tensor) -> None:
+    """Refuse a network whose outputs for the sample are no longer those of the network in float32."""
+    with torch.no_grad():
+        expected = torch.cat([FoldedModule(graph)(inputs) for inputs in torch.split(sample, _BATCH)]).flatten(1)
+    difference = relative_difference(torch.from_numpy(outputs), expected)
+    if not difference <= TOLERANCE:
+        raise IterandError(
+            f"with int8 the outputs for the sample differ from those in float32 by {difference:.2g} of the largest; "
+            "use float32, or give the network inputs of similar sizes"
+        )
+
+
+def relative_difference(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest number that is expected."""
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(torch.finfo(torch.float32).tiny))
 
 
 def gives_floats(graph: Graph, name: str) -> bool:
@@ -136,6 +163,13 @@ def _long_sums(graph: Graph) -> Iterator[_Sums]:
             lists = Lists(node, integers=True)
             if lists.values is None and max(lists.counts) > _TOGETHER:
                 yield _Sums(node, lists)
+
+
+def _largest_start(node: Convolution | Linear, inputs: Sequence[Bytes]) -> float:
+    """The largest magnitude of what is added to the sums of bytes of a layer, a number for each channel."""
+    lists, (source, *others) = Lists(node, integers=True), inputs
+    start = node.shift - lists.scale * source.scale * source.zero * lists.total
+    return float(np.abs(start - sum(other.scale * other.zero for other in others)).max())
 
 
 def _bytes(low: float, high: float, factor: float = 1.0) -> Bytes:

@@ -51,18 +51,15 @@ def read(model: nn.Module, shape: tuple[int, ...]) -> Graph:
             raise IterandError(f"{name!r} of the network has no values yet; load a ticket into it first")
         if tensor.dtype != torch.float32:
             raise IterandError(f"{name!r} of the network is {tensor.dtype}; inference takes float32: model.float()")
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), _quiet():
         return _Reader(_export(model, shape)).read()
 
 
 def _export(model: nn.Module, shape: tuple[int, ...]) -> "ExportedProgram":
     import torch.export  # imported late: only tracing needs it
 
-    kind, images = type(model).__name__, torch.zeros(_BATCH, *shape)
-    try:
-        model = copy.deepcopy(model).to("cpu").eval()
-    except Exception as error:
-        raise IterandError(f"{kind} cannot be copied: {_reason(error)}") from error
+    kind, images = type(model).__name__, torch.zeros(_BATCH, *shape, dtype=torch.float32, device="cpu")
+    model = copied(model).to("cpu").eval()
     output = forward(model, images)
     if not isinstance(output, Tensor):
         raise IterandError(f"{kind} gives a {type(output).__name__}; inference takes a network that gives one tensor")
@@ -70,6 +67,25 @@ def _export(model: nn.Module, shape: tuple[int, ...]) -> "ExportedProgram":
         return torch.export.export(model, (torch.zeros_like(images),), strict=False)
     except Exception as error:
         raise IterandError(f"torch.export cannot trace {kind}: {_reason(error)}") from error
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[nn.Module]:
+    """Put a model in eval mode, and back in the mode of each of its modules."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield model.eval()
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of a model, or one sentence why there is none."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise IterandError(f"{type(model).__name__} cannot be copied: {_reason(error)}") from error
 
 
 def forward(model: nn.Module, *inputs: Tensor) -> Any:
@@ -233,6 +249,8 @@ class _Reader:
             call.refuse(f", which inference in C does not have; it has {_SUPPORTED}")
         if not isinstance(result, Tensor) or result.dtype != torch.float32:
             call.refuse(f" for {getattr(result, 'dtype', 'several tensors')}; inference in C computes in float32")
+        if result.ndim == 1 and len(result) == _BATCH:
+            call.refuse(" to a single number for each input; leave it the last dimension, of size 1")
         if result.ndim < 2 or result.shape[0] != _BATCH:
             call.refuse(" across the batch; inference in C computes each input of a batch by itself")
         for one in given:

@@ -79,7 +79,8 @@ def emit(
     arena = planning.align(arithmetic.number_bytes * made.size + arithmetic.behind, 4)
     if streams:
         arena = max(arena, streams.arena)
-    header = _HEADER.format(inputs=inputs, outputs=outputs, arena=arena)
+    init = _INIT.format(weights=writer.decoded_bytes) if streams else ""
+    header = _HEADER.format(inputs=inputs, outputs=outputs, arena=arena, init=init)
     folder = resources.files("iterand.inference.c")
     kernels = (folder.joinpath(name).read_text(encoding="utf-8") for name in arithmetic.kernels)
     body = (f"    {line}" for line in ("number *arena = memory;", *writer.calls))
@@ -90,7 +91,6 @@ def emit(
         settings.append(f"#define NETWORK_USES(size) ({uses})")
     parts = ['#include "network.h"', "\n".join(settings), *kernels, *writer.data, "\n".join(run), _BATCH]
     if streams:
-        header = header.replace("\n#endif\n", _INIT.format(weights=writer.decoded_bytes))
         parts.append(streams.code())
     data = writer.bytes + (streams.bytes if streams else 0)
     return Source(header, "\n\n".join(parts) + "\n", inputs, outputs, arena, data, writer.decoded_bytes)
@@ -105,11 +105,19 @@ _HEADER = """\
 #define NETWORK_OUTPUTS {outputs}
 #define NETWORK_ARENA {arena} /* bytes; it begins at a multiple of 4 */
 
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
 /* The outputs for one input. Threads may run it at the same time, each with an arena of its own. */
 void network_run(const float *input, float *output, void *arena);
 
 /* The same for `count` inputs, one after the other. */
 void network_run_batch(const float *input, float *output, long count, void *arena);
+{init}
+#ifdef __cplusplus
+}}
+#endif
 
 #endif
 """
@@ -119,8 +127,6 @@ _INIT = """
 
 /* Decode the weights, before anything else is run. The arena is free again afterwards. 0: done; 1: they are damaged. */
 int network_init(void *arena);
-
-#endif
 """
 
 _BATCH = """\

@@ -14,12 +14,13 @@ from iterand.errors import IterandError
 from iterand.inference.c.emitter import Source, emit
 from iterand.inference.compiled import Library, build, find_compiler
 from iterand.inference.graph import Graph, trace
-from iterand.inference.quantization import calibrate, check_sample
+from iterand.inference.quantization import TOLERANCE, calibrate, check_sample, relative_difference
+from iterand.inference.tracing import evaluating
 from iterand.ticket import Ticket, read_ticket
 from iterand.ticket.load import check_loaded
 
-# Allowed difference to torch, relative to the largest output: sums are taken in another order, or bytes round.
-_TOLERANCE = {"float32": 1e-4, "int8": 0.5}
+# Allowed difference to torch, relative to the largest output: sums are taken in another order.
+_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,8 @@ def export_c(
             the program decodes them once, into memory. Without it, kept weights are constant data of a byte each.
     """
     sample = check_sample(activations, None if activations == "float32" else example)
+    if isinstance(example, Tensor) and not len(example):
+        raise ValueError(f"example has shape {tuple(example.shape)}; it must have at least one input")
     graph = trace(model, example)
     ranges = None if sample is None else calibrate(graph, sample)
     source = plain = emit(graph, coded=True, activations=ranges)
@@ -63,7 +66,7 @@ def export_c(
         check_loaded(ticket, model)
         source = emit(graph, coded=True, activations=ranges, ticket=ticket)
     difference = _difference(source, model, example)
-    if difference is not None and not difference <= _TOLERANCE[activations]:
+    if difference is not None and not difference <= (_TOLERANCE if sample is None else TOLERANCE):
         raise IterandError(f"the outputs in C differ from torch's by {difference:g} of the largest; nothing is written")
     example_c = resources.files("iterand.inference.c").joinpath("example.c").read_text(encoding="utf-8")
     files = {"network.h": source.header, "network.c": source.code, "example.c": example_c}
@@ -78,22 +81,31 @@ def _difference(source: Source, model: nn.Module, example: Tensor) -> float | No
     batch = np.ascontiguousarray(example.detach().cpu().numpy(), dtype=np.float32)
     with tempfile.TemporaryDirectory(prefix="iterand-", ignore_cleanup_errors=True) as folder:
         found = torch.from_numpy(Library(build(source, compiler, Path(folder)), source)(batch, 1))
-    with torch.no_grad():
-        expected = model.eval()(example).reshape(found.shape)
-    return float((found - expected).abs().max() / expected.abs().max().clamp_min(torch.finfo(torch.float32).tiny))
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), evaluating(model):
+        expected = model(example).cpu().reshape(found.shape)
+    return relative_difference(found, expected)
 
 
 def _write(folder: Path, files: dict[str, str]) -> None:
     """Write all files beside the folder first, so that it never has half of them."""
     if folder.exists() and not folder.is_dir():
         raise IterandError(f"{folder} is a file; give the name of a folder")
+    if folder.parent.exists() and not folder.parent.is_dir():
+        raise IterandError(f"{folder.parent} is a file, so there can be no folder {folder}")
     folder.parent.mkdir(parents=True, exist_ok=True)
+    if _is_foreign(folder / "README.md"):
+        files = {name: text for name, text in files.items() if name != "README.md"}
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
         for name, text in files.items():
             (Path(temporary) / name).write_text(text, encoding="utf-8")
         folder.mkdir(exist_ok=True)
         for name in files:
             (Path(temporary) / name).replace(folder / name)
+
+
+def _is_foreign(readme: Path) -> bool:
+    """Whether there is a README that is not of an export."""
+    return readme.exists() and not readme.read_bytes().startswith(_TITLE.encode())
 
 
 def _readme(graph: Graph, source: Source, plain: Source) -> str:
@@ -105,6 +117,8 @@ def _readme(graph: Graph, source: Source, plain: Source) -> str:
         weights=weights,
     )  # fmt: skip
 
+
+_TITLE = "# A network as C\n"
 
 _CONSTANT = """\
 - Weights of ±c are added and subtracted, one byte each; weights that were pruned take neither time nor space."""
