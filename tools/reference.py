@@ -30,7 +30,8 @@ _CLI = """\
 <!-- Written by tools/reference.py from the commands themselves. -->
 
 Results go to stdout and progress to stderr; `--json` prints one JSON object instead of text. The exit code is 0, 1
-after an error, 2 for a command line that cannot be parsed, and 130 after Ctrl-C. `iterand --install-completion` installs tab completion.
+after an error, 2 for a command line that cannot be parsed, and 130 after Ctrl-C. `iterand --install-completion`
+installs tab completion.
 """
 
 _RECIPE = """\

@@ -28,8 +28,8 @@ from iterand.errors import IterandError
 from iterand.files import atomic_write
 from iterand.inference.c.emitter import Source, emit
 from iterand.inference.graph import FoldedModule, Graph, trace
+from iterand.inference.models import copied
 from iterand.inference.quantization import calibrate, check_bytes, check_sample
-from iterand.inference.tracing import copied
 from iterand.surgery import unwrap
 from iterand.ticket import Ticket, load_ticket
 from iterand.ticket.load import load

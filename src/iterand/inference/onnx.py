@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from iterand.checks import shown
 from iterand.errors import IterandError, MissingExtraError
 from iterand.files import atomic_write
-from iterand.inference.tracing import evaluating, forward
+from iterand.inference.models import evaluating, forward
 from iterand.surgery import unwrap
 from iterand.ticket.load import check_loaded
 from iterand.ticket.read import Ticket, read_ticket

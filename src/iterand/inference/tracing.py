@@ -1,11 +1,6 @@
 """Read the operations of a module with ``torch.export``. What is not supported is refused by name and place."""
 
-import contextlib
-import copy
-import io
-import logging
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -14,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
-from torch.nn.parameter import is_lazy
 
 from iterand.errors import IterandError
+from iterand.inference.models import export
 from iterand.inference.nodes import (
     Add,
     Affine,
@@ -31,7 +26,6 @@ from iterand.inference.nodes import (
     Pair,
     Value,
 )
-from iterand.surgery import masked_layers, unwrap
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -43,78 +37,8 @@ _BATCH = 2  # of the traced input; with 1, squeeze() would remove the batch
 
 def read(model: nn.Module, shape: tuple[int, ...]) -> Graph:
     """The operations of a module for an input of this shape, one node each; scales and shifts are float64."""
-    model = unwrap(model)
-    if masked_layers(model):
-        raise ValueError("the model is masked; inference takes an ordinary one, from load_ticket or fold_")
-    for name, tensor in model.named_parameters():
-        if is_lazy(tensor) or tensor.is_meta:
-            raise IterandError(f"{name!r} of the network has no values yet; load a ticket into it first")
-        if tensor.dtype != torch.float32:
-            raise IterandError(f"{name!r} of the network is {tensor.dtype}; inference takes float32: model.float()")
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), _quiet():
-        return _Reader(_export(model, shape)).read()
-
-
-def _export(model: nn.Module, shape: tuple[int, ...]) -> "ExportedProgram":
-    import torch.export  # imported late: only tracing needs it
-
-    kind, images = type(model).__name__, torch.zeros(_BATCH, *shape, dtype=torch.float32, device="cpu")
-    model = copied(model).to("cpu").eval()
-    output = forward(model, images)
-    if not isinstance(output, Tensor):
-        raise IterandError(f"{kind} gives a {type(output).__name__}; inference takes a network that gives one tensor")
-    try:
-        return torch.export.export(model, (torch.zeros_like(images),), strict=False)
-    except Exception as error:
-        raise IterandError(f"torch.export cannot trace {kind}: {_reason(error)}") from error
-
-
-@contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[nn.Module]:
-    """Put a model in eval mode, and back in the mode of each of its modules."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield model.eval()
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def copied(model: nn.Module) -> nn.Module:
-    """A copy of a model, or one sentence why there is none."""
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        raise IterandError(f"{type(model).__name__} cannot be copied: {_reason(error)}") from error
-
-
-def forward(model: nn.Module, *inputs: Tensor) -> Any:
-    """The output for a batch. Inputs that do not fit the model are refused in one sentence."""
-    try:
-        return model(*inputs)
-    except Exception as error:
-        shapes = [str(tuple(batch.shape[1:])) for batch in inputs]
-        what = f"one input of shape {shapes[0]}" if len(shapes) == 1 else f"inputs of shapes {', '.join(shapes)}"
-        raise IterandError(f"{type(model).__name__} does not run on {what}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """The first line of an error's message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence warnings of torch.export, and what it prints before it raises."""
-    logger = logging.getLogger("torch")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
+    with torch.no_grad():
+        return _Reader(export(model, (_BATCH, *shape))).read()
 
 
 @dataclass(frozen=True, eq=False)

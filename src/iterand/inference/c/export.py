@@ -14,8 +14,8 @@ from iterand.errors import IterandError
 from iterand.inference.c.emitter import Source, emit
 from iterand.inference.compiled import Library, build, find_compiler
 from iterand.inference.graph import Graph, trace
+from iterand.inference.models import evaluating
 from iterand.inference.quantization import TOLERANCE, calibrate, check_sample, relative_difference
-from iterand.inference.tracing import evaluating
 from iterand.ticket import Ticket, read_ticket
 from iterand.ticket.load import check_loaded
 
