@@ -284,6 +284,12 @@ def in_one_memory():
     return model
 
 
+def in_one_storage():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(4, 4))
+    model[1].weight = nn.Parameter(model[0].weight.data[4:])
+    return model
+
+
 @torch.inference_mode()
 def for_inference():
     return nn.Linear(4, 4)
@@ -302,11 +308,12 @@ class Registered(nn.Linear):
         (lambda: nn.Sequential(nn.Linear(4, 4), Registered(4, 4)), "no subclass of Registered can be made"),
         (expanded, "'1.weight' is expanded, so its weights share memory"),
         (in_one_memory, "'0.weight' and '1.weight' are two parameters with one memory"),
+        (in_one_storage, "'0.weight' and '1.weight' are two parameters with one memory"),
         (for_inference, "'weight' was made under torch.inference_mode"),
         (lambda: nn.Linear(4, 4).to(torch.float8_e4m3fn), "'weight' is torch.float8_e4m3fn, which a ticket cannot"),
         (lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4))), "made from another module; prune_ that one"),
     ],
-    ids=["no subclass", "expanded", "in one memory", "inference", "float8", "traced"],
+    ids=["no subclass", "expanded", "in one memory", "in one storage", "inference", "float8", "traced"],
 )
 def test_a_model_that_cannot_be_masked_is_refused_and_left_as_it_was(made, sentence):
     model = made()
@@ -352,3 +359,20 @@ def test_an_override_may_name_a_layer_of_a_mapping():
     layers = iterand.masked_layers(iterand.prune_(model, {"*": 0.5, "0": 0.3}, overrides={"0": "dense"}))
     assert layers["0.weight"].mask.all()
     assert int(layers["1.weight"].mask.sum()) == 32
+
+
+def test_what_is_excluded_may_not_share_memory_with_what_is_masked():
+    model = in_one_memory()
+    before = model[1].weight.clone()
+    with pytest.raises(ValueError, match=r"'0.weight' and '1.weight' are two parameters with one memory"):
+        iterand.prune_(model, 0.5, exclude="1")
+    assert torch.equal(model[1].weight, before)
+
+
+@pytest.mark.parametrize("options", [{"exclude": "0"}, {"trainable": "0"}])
+def test_existing_weights_beside_a_layer_without_a_shape(options):
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 3))
+    with pytest.raises(ValueError, match=r"'0.weight' has no shape yet; run one forward pass before pruning"):
+        iterand.prune_(model, 0.5, weights="existing", **options)
+    assert not iterand.masked_layers(model)
+    assert all(parameter.requires_grad for parameter in model[1].parameters())

@@ -301,7 +301,10 @@ def test_what_is_excluded_is_left_alone():
         ({"overrides": {"0": "sparse"}}, r"overrides\['0'\] is 'sparse'"),
         ({"overrides": [("0", 0.1)]}, r"overrides is \[\('0', 0\.1\)\]; it must be a mapping from glob patterns"),
         ({"overrides": {5: 0.1}}, r"overrides is \{5: 0\.1\}; it must be a mapping from glob patterns"),
-        ({"overrides": {"0": 0.9}, "exclude": "0"}, "overrides pattern '0' names only what exclude= leaves alone"),
+        (
+            {"overrides": {"0": 0.9}, "exclude": "0"},
+            "overrides pattern '0' names only what exclude= or trainable= leaves",
+        ),
         ({"overrides": {"0": "dense", "1": 0.9}, "exclude": ["2", "[01].weight"]}, "overrides pattern '0' names only"),
         ({"sparsity": 5, "ranking": "global", "overrides": {"*": 0.9}}, "sparsity is 5"),
         ({"include": "0.bias"}, "matches nothing that can be masked"),

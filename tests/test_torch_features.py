@@ -397,3 +397,74 @@ def test_functional_call_and_its_gradient(options):
     assert torch.equal(value, plain_output(model).square().sum())
     for name, expected in zip(trained, score_gradients(model)):
         torch.testing.assert_close(gradients[name], expected)
+
+
+@pytest.mark.parametrize("rounds", [5, 300])
+@pytest.mark.parametrize("order", [("average", "randomize"), ("randomize", "average")])
+@pytest.mark.parametrize("weights", ["signed_constant", "kaiming_uniform"])
+def test_averages_may_be_behind_the_model(weights, order, rounds, tmp_path):
+    def build():
+        return nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 5))
+
+    torch.manual_seed(0)
+    model = iterand.prune_(build(), 0.6, weights=weights)
+    average = AveragedModel(model)
+    for number in range(rounds):
+        shake(model)
+        for what in order:
+            if what == "average":
+                average.update_parameters(model)
+            else:
+                iterand.randomize_(model, 0.3)
+        if number == rounds // 2:
+            kept, seen = copy.deepcopy(average), average.n_averaged.item()
+    behind = order[0] == "average"
+    for source, expected in ((average.module, rounds - behind), (kept.module, seen - behind)):
+        iterand.save_ticket(source, tmp_path / "a.ticket")
+        plain = iterand.load_ticket(tmp_path / "a.ticket", build())
+        images = torch.randn(8, 16)
+        assert torch.equal(plain(images), source(images))
+        assert iterand.summary(source).rounds == expected
+    kept.update_parameters(model)  # a copy of an average goes on
+    iterand.randomize_(kept.module, 0.3)
+    assert iterand.summary(kept.module).rounds == rounds + 1
+    iterand.save_ticket(kept.module, tmp_path / "a.ticket")
+
+
+def test_looking_at_a_copy_does_not_change_it():
+    def weights(look):
+        model = iterand.prune_(nn.Linear(20, 20), 0.9, ranking="global")
+        iterand.SparsitySchedule(model, "linear", steps=10)
+        other = copy.deepcopy(model)
+        iterand.randomize_(model, 0.5)  # nothing is pruned yet, so nothing is redrawn
+        if look:
+            other.state_dict()
+        iterand.set_sparsity_(other, 0.9)
+        iterand.randomize_(other, 0.5)
+        return other.parametrizations.weight.original
+
+    assert torch.equal(weights(False), weights(True))
+
+
+class Student(nn.Module):
+    """Runs its network with other scores first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def forward(self, inputs, teacher):
+        with torch.no_grad():
+            wanted = torch.func.functional_call(self.net, teacher, (inputs,))
+        return self.net(inputs), wanted
+
+
+def test_other_scores_inside_a_pass_have_other_cuts():
+    model, inputs = iterand.prune_(Student(), 0.5, ranking="global"), torch.randn(3, 8)
+    scores = {name: score for name, score in model.net.named_parameters() if name.endswith("score")}
+    teacher = {name: torch.rand_like(score) + 1 for name, score in scores.items()}
+    for _ in range(4):
+        found = model(inputs, teacher)[1]
+        assert torch.equal(found, torch.func.functional_call(model.net, teacher, (inputs,)))
+        for score in teacher.values():
+            score.mul_(1.0)  # sooner or later it was written as often as that of the student

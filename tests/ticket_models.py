@@ -53,7 +53,7 @@ def drawn_in_rounds(draws: int) -> nn.Module:
     model = iterand.prune_(nn.Linear(256, 257), 0.0, weights="kaiming_uniform")
     (layer,) = iterand.masked_layers(model).values()
     state = layer.parametrization
-    state.history = [(1 << 32, draws - 1)]
+    state.set_history_([(1 << 32, draws - 1)])
     state.draw = (torch.arange(layer.score.numel(), dtype=torch.int32) % draws).view(layer.score.shape)
     layer.weight.copy_(state.weight())
     return model

@@ -6,6 +6,7 @@ has its own, by what they are.
 
 import copy
 import difflib
+import itertools
 import math
 import re
 import warnings
@@ -258,7 +259,9 @@ def choose(
     for pattern in wanted:
         found = matching(pattern, maskable, "include" if pattern not in named else "overrides")
         if pattern in named and all(any(map(owner.matches, exclude)) for owner in found):
-            raise ValueError(f"overrides pattern {pattern!r} names only what exclude= leaves alone; drop either")
+            raise ValueError(
+                f"overrides pattern {pattern!r} names only what exclude= or trainable= leaves alone; drop either"
+            )
     _refuse_computed(model, include, exclude, usual)
 
     groups: dict[int, list[Owner]] = {}
@@ -283,7 +286,7 @@ def choose(
             _refuse_tied(into[0], everything)
             _refuse_name(group)
             chosen[group[0].name] = group
-    _refuse_shared(chosen)
+    _refuse_shared(chosen, everything)
     if not chosen:
         raise ValueError(f"{type(model).__name__} has nothing to mask: no linear, convolution, embedding, recurrent or "
                          "attention layer is left; name a bare parameter with include=")  # fmt: skip
@@ -348,21 +351,40 @@ def _refuse_name(group: Iterable[Owner]) -> None:
             )
 
 
-def _refuse_shared(chosen: dict[str, list[Owner]]) -> None:
-    """Refuse two parameters with one storage: they would overwrite each other's weights."""
-    first: dict[tuple[str, int], str] = {}
-    for name, group in chosen.items():
-        parameter = group[0].parameter
-        if parameter.is_meta:
-            continue
-        before = first.setdefault((str(parameter.device), parameter.data_ptr()), name)
-        if before != name:
-            raise ValueError(f"{before!r} and {name!r} are two parameters with one memory; make them one, or clone it")
+def _refuse_shared(chosen: dict[str, list[Owner]], everything: Sequence[Owner]) -> None:
+    """Refuse a parameter that shares memory with another: its weights would overwrite those of the other."""
+    masked = {group[0].parameter for group in chosen.values()}
+    first: dict[nn.Parameter, Owner] = {}
+    for owner in everything:
+        first.setdefault(owner.parameter, owner)
+    places = sorted(
+        (str(parameter.device), *_memory(parameter), number)
+        for number, parameter in enumerate(first)
+        if not is_lazy(parameter) and parameter.layout == torch.strided and parameter.numel() and parameter.data_ptr()
+    )
+    for (device, _, end, one), (other_device, begin, _, other) in itertools.pairwise(places):
+        pair = [list(first.values())[number] for number in sorted((one, other))]
+        if device == other_device and begin < end and any(owner.parameter in masked for owner in pair):
+            names = " and ".join(repr(owner.name) for owner in pair)
+            raise ValueError(f"{names} are two parameters with one memory; make them one, or clone it")
+
+
+def _memory(parameter: Tensor) -> tuple[int, int]:
+    """Where the elements of a tensor begin and end."""
+    begin = parameter.data_ptr()
+    last = sum((size - 1) * step for size, step in zip(parameter.shape, parameter.stride()))
+    return begin, begin + (last + 1) * parameter.itemsize
+
+
+def refuse_lazy(found: Iterable[Owner]) -> None:
+    """Refuse parameters without a shape."""
+    for owner in found:
+        if is_lazy(owner.parameter):
+            raise ValueError(f"{owner.name!r} has no shape yet; run one forward pass before pruning")
 
 
 def _refuse_unfit(owner: Owner) -> None:
-    if is_lazy(owner.parameter):
-        raise ValueError(f"{owner.name!r} has no shape yet; run one forward pass before pruning")
+    refuse_lazy([owner])
     if not owner.parameter.is_floating_point():
         raise ValueError(f"{owner.name!r} is {owner.parameter.dtype}; only real floating-point weights can be masked")
     if owner.parameter.dtype.itemsize < 2:

@@ -65,6 +65,7 @@ class MaskedParametrization(nn.Module):
     """The state of one masked tensor: its scores s, the draw every weight holds, and how many weights are kept."""
 
     draw: Tensor
+    last_round: Tensor
     kept: Tensor
     passes: Tensor
     """Of a Bernoulli mask: the number of forward passes in training mode."""
@@ -109,6 +110,8 @@ class MaskedParametrization(nn.Module):
             ).add_(mask_kinds.first_offset(settings.mask, settings.sparsity))
         self.score = nn.Parameter(scores.view(weight.shape))
         self.register_buffer("draw", torch.zeros(weight.shape, dtype=_DRAWS[0], device=weight.device))
+        # The number of rounds once more, for copies into which something copies all buffers, as averages do.
+        self.register_buffer("last_round", torch.zeros((), dtype=torch.int64, device=weight.device), persistent=False)
         kept = kept_count(weight.numel(), settings.sparsity)
         self.register_buffer("kept", torch.tensor(kept, device=weight.device))
         if settings.mask == "bernoulli":
@@ -276,20 +279,25 @@ class MaskedParametrization(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **options)
 
     def follow_source_(self) -> None:
-        """Take over draws and rounds of the tensor that this is a copy of, if something has copied its draws since.
+        """Take over the rounds of the tensor that this is a copy of, if something has copied its draws since.
 
-        ``AveragedModel`` does, but into the integers of the copy, and without the history.
+        ``AveragedModel`` copies buffers, but not the history of their rounds.
         """
-        source = self._copied_from() if self._copied_from is not None else None
-        if source is None:
+        source = self._source
+        if source is None or self.last_round.is_meta or int(self.last_round) == self.rounds:
             return
-        source.follow_source_()
-        if source.rounds <= self.rounds:
-            return
-        draw = source.draw.to(self.draw.device)
-        if torch.equal(draw.to(self.draw.dtype), self.draw):
-            self.draw, self.history = draw.clone(), list(source.history)
-            self.settings = replace(self.settings, redraw_from=source.settings.redraw_from)
+        rounds = int(self.last_round)
+        while source is not None:
+            source.follow_source_()
+            if source.rounds >= rounds:
+                self.history = _first_rounds(source.history, rounds)
+                self.settings = replace(self.settings, redraw_from=source.settings.redraw_from)
+                return
+            source = source._source  # of a copy of an average: the model that both average
+
+    @property
+    def _source(self) -> "MaskedParametrization | None":
+        return self._copied_from() if self._copied_from is not None else None
 
     def _save_to_state_dict(self, *args: Any, **options: Any) -> None:
         self.follow_source_()
@@ -301,6 +309,12 @@ class MaskedParametrization(nn.Module):
             self.history[-1] = (threshold, self.history[-1][1] + 1)
         else:
             self.history.append((threshold, 1))
+        self.last_round.fill_(self.rounds)
+
+    def set_history_(self, history: Sequence[tuple[int, int]]) -> None:
+        """Replace the rounds so far; the draws must be set, too."""
+        self.history = list(history)
+        self.last_round.fill_(self.rounds)
 
     @torch.no_grad()
     def weight(self) -> Tensor:
@@ -342,7 +356,7 @@ class MaskedParametrization(nn.Module):
         if settings.ranking != self.settings.ranking:
             raise ValueError(
                 f"{self.settings.name!r} is ranked per {self.settings.ranking}, the state per {settings.ranking}; "
-                f"prune_ with ranking={settings.ranking!r}"
+                f"prune_ as the saved model was: ranking={settings.ranking!r}, or a sparsity of its own in overrides"
             )
         if settings.mask != self.settings.mask and {settings.mask, self.settings.mask} & {"bernoulli", "gem_miner"}:
             raise ValueError(
@@ -360,20 +374,25 @@ class MaskedParametrization(nn.Module):
                 stacklevel=2,
             )
         self.settings = settings
-        self.history = [(threshold, count) for threshold, count in loaded["history"]]
+        self.set_history_([(threshold, count) for threshold, count in loaded["history"]])
         load_counts(self.iterations, loaded.get("iterations", {}))
 
     def __getstate__(self) -> Any:
         # For copies. AveragedModel copies a model before anything else, so this is when it can be refused.
+        self.follow_source_()
+        state = super().__getstate__() | {"_copied_from": weakref.ref(self)}  # type: ignore[no-untyped-call]
         frame = sys._getframe().f_back
         while frame is not None:
-            if frame.f_code is AveragedModel.__init__.__code__ and frame.f_locals["use_buffers"]:
-                raise ValueError(
-                    "use_buffers=True would average random weights and their draws; set use_buffers=False, and if "
-                    "the model has batch norms, call torch.optim.swa_utils.update_bn"
-                )
+            if frame.f_code is AveragedModel.__init__.__code__:
+                if frame.f_locals["use_buffers"]:
+                    raise ValueError(
+                        "use_buffers=True would average random weights and their draws; set use_buffers=False, and if "
+                        "the model has batch norms, call torch.optim.swa_utils.update_bn"
+                    )
+                # Draws of any number of rounds will be copied into these.
+                state["_buffers"] = state["_buffers"] | {"draw": self.draw.to(_DRAWS[-1])}
             frame = frame.f_back
-        return super().__getstate__() | {"_copied_from": weakref.ref(self)}  # type: ignore[no-untyped-call]
+        return state
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # Scores stay float32 and every tensor stays in the order of its indices, whatever .to() asks of the weights.
@@ -397,6 +416,16 @@ class MaskedParametrization(nn.Module):
         words += [f"coats={settings.coats}"] if settings.coats > 1 else []
         words += ["binarize=True"] if settings.binarize else []
         return ", ".join(words)
+
+
+def _first_rounds(history: Sequence[tuple[int, int]], rounds: int) -> list[tuple[int, int]]:
+    """The first rounds of a history."""
+    found = []
+    for threshold, count in history:
+        if rounds > 0:
+            found.append((threshold, min(count, rounds)))
+        rounds -= count
+    return found
 
 
 def _is_recomputing() -> bool:

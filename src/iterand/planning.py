@@ -157,6 +157,7 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float], option
     exclude = [*options.exclude, *options.trainable]
     chosen = maskable.choose(root, options.include, exclude, list(options.overrides), usual)
     if options.existing:
+        maskable.refuse_lazy(everything)
         existing.refuse_nan(group[0] for group in chosen.values())
     shared = _shared(chosen, options.share)
     alone = own_sparsities(chosen, options.overrides, "overrides")

@@ -65,6 +65,7 @@ def randomize_(
     layers = list(require_masked_layers(model).values())
     negative, follow = _check_choices(layers, candidates, redrawn_scores, redraw_from)
     for layer in layers:
+        layer.parametrization.follow_source_()
         layer.parametrization.hold_draws_up_to(layer.parametrization.rounds + 1)
         layer.parametrization.settings = replace(layer.parametrization.settings, redraw_from=redraw_from)
     plain: list[MaskedLayer] = []

@@ -255,9 +255,9 @@ def _prepare_cuts(masks: Sequence[Ranked], kept: Sequence[Tensor], **options: An
 class _Pass:
     """What a forward pass has found for each member when it began."""
 
-    versions: list[list[int]]
+    versions: list[list[tuple[int, int]]]
     """Of the scores that each member's cut depends on."""
-    weight_versions: list[list[int]]
+    weight_versions: list[list[tuple[int, int]]]
     cuts: list[list[Cut]]
     """For each coat."""
     masked: list[Tensor] | None
@@ -267,15 +267,15 @@ class _Pass:
 class _Found:
     """The cuts of members that are ranked together, and the versions of the scores they were found for."""
 
-    versions: list[int]
+    versions: list[tuple[int, int]]
     cuts: list[Cut]
 
 
-def _versions(masks: Sequence[Ranked]) -> list[int]:
+def _versions(masks: Sequence[Ranked]) -> list[tuple[int, int]]:
     return backend.versions(mask.score for mask in masks)
 
 
-def _weight_version(mask: Ranked) -> list[int]:
+def _weight_version(mask: Ranked) -> list[tuple[int, int]]:
     return backend.versions([mask.attached_weight])
 
 

@@ -115,11 +115,11 @@ def _(
     return scores[0].new_empty(len(scores)), kept[0].new_empty(len(scores))
 
 
-def versions(tensors: Iterable[Tensor]) -> list[int]:
-    """A counter for each tensor that grows whenever it is written: cuts found under other counters are stale.
+def versions(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
+    """Which tensor each is, and a counter that grows whenever it is written: cuts found under others are stale.
 
     torch counts its own writes; kernels count theirs with ``bump_version``. A write through ``.data`` goes unseen.
     """
     if torch.compiler.is_compiling():
         return []
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+    return [(id(tensor), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]

@@ -199,7 +199,7 @@ def _set_state(layer: MaskedLayer, state: State, rounds: int) -> None:
     layer.draw.copy_(state.draw)
     layer.weight.copy_(layer.parametrization.weight())
     if rounds > 1:
-        layer.parametrization.history = [(philox.coin_threshold(1.0), rounds - 1)]
+        layer.parametrization.set_history_([(philox.coin_threshold(1.0), rounds - 1)])
 
 
 @dataclass(frozen=True)
