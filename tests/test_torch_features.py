@@ -468,3 +468,20 @@ def test_other_scores_inside_a_pass_have_other_cuts():
         assert torch.equal(found, torch.func.functional_call(model.net, teacher, (inputs,)))
         for score in teacher.values():
             score.mul_(1.0)  # sooner or later it was written as often as that of the student
+
+
+def test_a_hand_made_average(tmp_path):
+    """Its draws are copied into the bytes of a copy, in which 300 rounds do not fit."""
+    model = iterand.prune_(nn.Linear(16, 12), 0.6, weights="kaiming_uniform")
+    average = copy.deepcopy(model)
+    for _ in range(300):
+        shake(model)
+        iterand.randomize_(model, 0.3)
+        with torch.no_grad():
+            for ours, theirs in zip(average.parameters(), model.parameters()):
+                ours.lerp_(theirs, 0.1)
+            for ours, theirs in zip(average.buffers(), model.buffers()):
+                ours.copy_(theirs)
+    iterand.save_ticket(average, tmp_path / "a.ticket")
+    images = torch.randn(8, 16)
+    assert torch.equal(iterand.load_ticket(tmp_path / "a.ticket", nn.Linear(16, 12))(images), average(images))

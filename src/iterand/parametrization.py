@@ -290,6 +290,9 @@ class MaskedParametrization(nn.Module):
         while source is not None:
             source.follow_source_()
             if source.rounds >= rounds:
+                draw = source.draw.to(self.draw.device)
+                if rounds == source.rounds and torch.equal(draw.to(self.draw.dtype), self.draw):
+                    self.draw = draw.clone()  # whose numbers may not fit the integers of a copy
                 self.history = _first_rounds(source.history, rounds)
                 self.settings = replace(self.settings, redraw_from=source.settings.redraw_from)
                 return
