@@ -105,7 +105,7 @@ def _write(folder: Path, files: dict[str, str]) -> None:
 
 def _is_foreign(readme: Path) -> bool:
     """Whether there is a README that is not of an export."""
-    return readme.exists() and not readme.read_bytes().startswith(_TITLE.encode())
+    return readme.exists() and not readme.read_bytes().startswith(_README.partition("\n")[0].encode())
 
 
 def _readme(graph: Graph, source: Source, plain: Source) -> str:
@@ -117,8 +117,6 @@ def _readme(graph: Graph, source: Source, plain: Source) -> str:
         weights=weights,
     )  # fmt: skip
 
-
-_TITLE = "# A network as C\n"
 
 _CONSTANT = """\
 - Weights of ±c are added and subtracted, one byte each; weights that were pruned take neither time nor space."""
