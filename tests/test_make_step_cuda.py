@@ -212,6 +212,20 @@ def test_sizes_of_batches_take_turns_and_a_rare_one_is_not_captured():
     assert len(step._graphs._graphs) == 2
 
 
+def test_many_shapes_take_no_more_memory():
+    """Graphs that are dropped release what they read, and gradients are nobody's after a step."""
+    model = iterand.prune_(nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 5)), 0.5).cuda()
+    step = iterand.make_step(model, torch.optim.SGD(iterand.scores(model), 0.1, momentum=0.9), F.cross_entropy)
+    allocated = []
+    for size in range(2, 26):
+        for _ in range(5):
+            step(torch.ones(size, 1024, device="cuda"), TARGETS[:size].cuda())
+        allocated.append(torch.cuda.memory_allocated())
+    assert len(step._graphs._graphs) == 8
+    one_gradient = 4 * 1024 * 2048
+    assert allocated[-1] - allocated[8] < one_gradient
+
+
 def test_settings_that_change_are_used():
     """The learning rate without a new graph; momentum with one."""
     model = iterand.prune_(convolutional(), 0.5).cuda()

@@ -26,9 +26,13 @@ class CannotCapture(Exception):
 
 
 class CapturedGraph:
-    """The CUDA graph of ``work`` for batches of one shape. Nothing runs while it is captured."""
+    """The CUDA graph of ``work`` for batches of one shape. Nothing runs while it is captured.
 
-    def __init__(self, work: Work, batch: Sequence[Tensor], pool: Any) -> None:
+    Its kernels also read the tensors ``read``, which it keeps.
+    """
+
+    def __init__(self, work: Work, batch: Sequence[Tensor], pool: Any, read: Sequence[Tensor]) -> None:
+        self._read = read
         self._batch = tuple(tensor.clone() for tensor in batch)
         device = batch[0].device
         rng_state = torch.cuda.get_rng_state(device)
@@ -70,7 +74,7 @@ class GraphCache:
         device: torch.device,
         *,
         enabled: bool = True,
-        capturing: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        capturing: Callable[[], AbstractContextManager[Sequence[Tensor]]] = lambda: nullcontext(()),
     ) -> None:
         self._what = what
         self._enabled = enabled and device.type == "cuda"
@@ -105,8 +109,8 @@ class GraphCache:
 
     def _capture(self, key: Hashable, work: Work, batch: Sequence[Tensor]) -> bool:
         try:
-            with self._capturing():
-                self._graphs[key] = CapturedGraph(work, batch, self._pool)
+            with self._capturing() as read:
+                self._graphs[key] = CapturedGraph(work, batch, self._pool, read)
         except CannotCapture as error:
             logger.warning("without a CUDA graph %s, so slower than it could be: %s", self._what, first_line(error))
             self._enabled = False

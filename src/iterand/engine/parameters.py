@@ -66,13 +66,18 @@ class MaskedWeights:
                 layer.parametrization.given = None
 
     @contextmanager
-    def capturing(self) -> Iterator[None]:
-        """While a graph is captured, addresses of gradients cannot come from the host: they are written afterwards."""
+    def capturing(self) -> Iterator[list[Tensor]]:
+        """While a graph is captured, addresses of gradients cannot come from the host: they are written afterwards.
+
+        Gives the tables of addresses, which have to live as long as the graph. Gradients may go: their memory is the
+        graph's.
+        """
         groups = [group for group in self._groups if isinstance(group, _KernelGroup)]
-        for group in groups:
-            group.table = torch.zeros(len(group.layers), dtype=torch.int64, device=group.addresses.device)
+        tables = [torch.zeros(len(one.layers), dtype=torch.int64, device=one.addresses.device) for one in groups]
+        for group, table in zip(groups, tables):
+            group.table = table
         try:
-            yield
+            yield tables
             for group in groups:
                 group.write_table()
         finally:
@@ -174,8 +179,6 @@ class _KernelGroup(_Group):
         self.table: Tensor | None = None
         """While a graph is captured: the table of addresses that its kernels read."""
         self.captured: list[Tensor | None] | None = None
-        self.graph_inputs: list[tuple[Tensor, list[Tensor | None]]] = []
-        """What captured graphs read."""
 
     def prepare(self) -> None:
         """Find the cuts of the current scores and write the masked weights."""
@@ -199,12 +202,11 @@ class _KernelGroup(_Group):
         self.update = UpdateScores(first, self.weights, buffers, self.dtypes, magnitude=self._magnitude)
 
     def write_table(self) -> None:
-        """Write the addresses of the captured gradients to the table that the graph reads, and keep both."""
+        """Write the addresses of the captured gradients to the table that the graph reads."""
         from iterand.backend.triton.layers import pointers
 
         if self.table is not None and self.captured is not None:
             self.table.copy_(pointers(self.captured))
-            self.graph_inputs.append((self.table, self.captured))
 
     def table_of(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """The addresses of gradients in the layout of the leaves; 0 where there is none."""
