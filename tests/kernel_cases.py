@@ -32,9 +32,42 @@ def leave_out_unused_checks():
         interpreter.interpreter_builder.options = replace(options, sanitize_overflow=False)
 
 
+def remember_types():
+    """Let Triton's interpreter find out about a type once, not again for each value that has it."""
+    from triton import language
+    from triton.runtime import interpreter
+
+    of_blocks, of_values, of_arrays = {}, {}, {}
+    init_block, init_value = language.core.block_type.__init__, language.core.tensor.__init__
+    find_array = interpreter._get_np_dtype
+
+    def block(self, element_ty, shape):
+        key = element_ty.name, *(size if type(size) is int else size.value for size in shape)
+        if key not in of_blocks:
+            init_block(self, element_ty, shape)
+            of_blocks[key] = dict(self.__dict__)
+        self.__dict__.update(of_blocks[key])
+
+    def value(self, handle, type):
+        if type.name not in of_values:
+            init_value(self, handle, type)
+            of_values[type.name] = dict(self.__dict__)
+        self.__dict__.update(of_values[type.name])
+        self.handle = handle
+
+    def array(type):
+        if type.name not in of_arrays:
+            of_arrays[type.name] = find_array(type)
+        return of_arrays[type.name]
+
+    language.core.block_type.__init__, language.core.tensor.__init__ = block, value
+    interpreter._get_np_dtype = array
+
+
 if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
     patch_language_once()
     leave_out_unused_checks()
+    remember_types()
 
 
 def shrink(monkeypatch):
