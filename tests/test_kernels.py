@@ -64,8 +64,14 @@ def assert_same(found, wanted):
     assert found_cuts == [(cut.threshold.item(), cut.last.item()) for cut in wanted]
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["layer", "global"])
-@pytest.mark.parametrize("name", cases(1))
+@pytest.mark.parametrize(
+    ("name", "together"),
+    [
+        pytest.param(name, together, id=f"{name}-{'global' if together else 'layer'}")
+        for name, (scores, _) in cases(1).items()
+        for together in (False, True)[: len(scores)]  # one layer is ranked alone whatever is asked for
+    ],
+)
 def test_cut_is_that_of_the_cpu(name, together):
     scores, kept = cases(SIZE)[name]
     moving = on_device(scores)
