@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# The tests start many processes, which would each compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: quickstart test lint style types types-windows docs format report dist clean
 
 quickstart: .venv/installed
