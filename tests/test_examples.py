@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_a_model_of_ones_own(tmp_path):
-    command = [sys.executable, ROOT / "examples" / "own_model.py", "--seeds", "1", "--epochs", "6"]
+    command = [sys.executable, ROOT / "examples" / "own_model.py", "--seeds", "1", "--epochs", "3"]
     answer = subprocess.run([*command, "--json", tmp_path / "a.json"], capture_output=True, text=True)
     assert answer.returncode == 0, answer.stderr[-2000:]
     ways = json.loads((tmp_path / "a.json").read_text())["ways"]
@@ -33,7 +33,7 @@ def test_a_timm_model(tmp_path):
         pytest.skip("timm is not installed")
     paths = [*sys.path, str(STAND_INS)]  # last: torchvision itself comes first, where there is one
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, ROOT / "examples" / "timm_model.py", "--epochs", "2", "--sparsity", "0.8"]
+    command = [sys.executable, ROOT / "examples" / "timm_model.py", "--epochs", "1", "--sparsity", "0.8"]
     answer = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert answer.returncode == 0, answer.stderr[-2000:]
     accuracy, size = re.search(r"(\S+) % of the test images, (\S+) kB in timm.ticket$", answer.stdout.strip()).groups()
