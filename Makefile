@@ -50,9 +50,11 @@ dist: .venv/installed-dev
 	@touch $@
 
 # timm without its dependencies: torchvision's wheels fit only one build of torch, and the tests need nothing of it.
+# Bytecode on all processors, where pip uses one; some packages hold files that are no Python of this release.
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps 'timm>=1.0.12'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps 'timm>=1.0.12'
+	$(BIN)/python -W ignore -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
 
 clean:
