@@ -360,7 +360,7 @@ class FakeGraph:
 
     captured = []  # noqa: RUF012
 
-    def __init__(self, work, batch, pool):
+    def __init__(self, work, batch, pool, read):
         self._work = work
         self.captured.append(tuple(batch[0].shape))
 
@@ -369,8 +369,8 @@ class FakeGraph:
 
 
 class NoGraph(FakeGraph):
-    def __init__(self, work, batch, pool):
-        super().__init__(work, batch, pool)
+    def __init__(self, work, batch, pool, read):
+        super().__init__(work, batch, pool, read)
         raise graph.CannotCapture("the model waits for the device\nand more")
 
 
