@@ -262,11 +262,19 @@ def test_compile_ticket(ticket):
             "sample is torch.float64 of shape (0, 3, 8, 8); it",
         ),
         (
+            {"activations": "int8", "sample": "inputs.npy"},
+            "sample is a str; it must be a batch of floating-point inputs",
+        ),
+        (
+            {"activations": "int8", "sample": torch.zeros(2, 3, 8, 8)},
+            "all numbers of the sample are 0, which says nothing about ranges; it must be a batch",
+        ),
+        (
             {"activations": "int8", "sample": torch.zeros(2, 3, 8, 8).byte()},
             "sample is torch.uint8 of shape (2, 3, 8, 8)",
         ),
         (
-            {"activations": "int8", "sample": torch.zeros(2, 3, 8, 8), "input_shape": (3, 9, 9)},
+            {"activations": "int8", "sample": torch.randn(2, 3, 8, 8), "input_shape": (3, 9, 9)},
             "input_shape is (3, 9, 9) and the inputs of the sample are (3, 8, 8)",
         ),
     ],
@@ -307,16 +315,36 @@ def alarm():
     return nn.Sequential(nn.Linear(400, 1), nn.ReLU())
 
 
-def test_inputs_of_very_different_sizes_are_refused(tmp_path):
-    def build():
-        return nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+def normed():
+    return nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
 
+
+def sample_of_sizes(sizes, path):
+    """A ticket of a network for features of these sizes, and a sample."""
     torch.manual_seed(0)
-    sizes = torch.logspace(-3, 4, 8)
-    model = iterand.prune_(build(), 0.5, weights="signed_constant")
+    model = iterand.prune_(normed(), 0.5, weights="signed_constant")
     for _ in range(100):
         model(sizes * (torch.randn(64, 8) + 3))
-    iterand.save_ticket(model.eval(), tmp_path / "a.ticket")
-    sample = sizes * (torch.randn(256, 8) + 3)
-    with pytest.raises(IterandError, match="with int8 the outputs for the sample differ from those in float32 by"):
-        iterand.compile_ticket(tmp_path / "a.ticket", build(), activations="int8", sample=sample)
+    iterand.save_ticket(model.eval(), path)
+    return sizes * (torch.randn(256, 8) + 3)
+
+
+@pytest.mark.parametrize("way", ["compile", "export"])
+@pytest.mark.parametrize("power", [0, 1.6, 4])
+def test_inputs_of_different_sizes_are_warned_of_and_refused(power, way, tmp_path, caplog):
+    sample = sample_of_sizes(torch.logspace(0, power, 8), path := tmp_path / "a.ticket")
+
+    def difference():
+        if way == "compile":
+            return iterand.compile_ticket(path, normed(), activations="int8", sample=sample).difference
+        return export_c(iterand.load_ticket(path, normed()), sample, tmp_path / "c", activations="int8").difference
+
+    sentence = "with int8 the outputs for the sample differ from those in float32 by"
+    if power == 4:
+        with pytest.raises(IterandError, match=sentence):
+            difference()
+    else:
+        low, high = (0.1, 0.5) if power else (0, 0.1)
+        assert low < difference() < high
+    said = [record.getMessage() for record in caplog.records if record.name == "iterand"]
+    assert [one.startswith(sentence) for one in said] == [True] * (0 < power < 4)

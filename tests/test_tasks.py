@@ -377,6 +377,57 @@ def test_rows_of_other_layers(make, inputs):
         torch.testing.assert_close(outputs[number], plain(inputs[number : number + 1])[0].detach())
 
 
+def test_hooks_see_the_rows_of_a_batch_once():
+    def make():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+        model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
+        model[2].register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+        return model
+
+    tasks = iterand.TaskSet(make())
+    tasks.add("a", read.parse(ticket(0, make=make, trainable=())))
+    inputs = torch.ones(2, 8)
+    with torch.no_grad():
+        alone = [tasks.activate("a")(inputs)[0], tasks.deactivate()(inputs)[1]]
+        with tasks.rows(["a", None]) as model:
+            torch.testing.assert_close(model(inputs), torch.stack(alone))
+
+
+class Tied(nn.Module):
+    """Reads the weights of its embedding once more, as a layer or directly."""
+
+    def __init__(self, layer):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.body, self.head = nn.Embedding(11, 8), nn.Linear(8, 8), nn.Linear(8, 11, bias=False)
+        self.layer = layer
+        if layer:
+            self.head.weight = self.words.weight
+
+    def forward(self, tokens):
+        hidden = self.body(self.words(tokens)).mean(1).to(self.words.weight.dtype)
+        return self.head(hidden) if self.layer else nn.functional.linear(hidden, self.words.weight)
+
+
+@pytest.mark.parametrize("layer", [True, False], ids=["layer", "directly"])
+def test_weights_that_are_read_outside_of_their_layer(layer):
+    tokens = torch.arange(6).view(2, 3)
+    tasks = iterand.TaskSet(Tied(layer))
+    tasks.add("a", read.parse(ticket(0, make=lambda: Tied(layer), trainable=(), include=["words", "body"])))
+    with torch.no_grad():
+        alone = tasks.activate("a")(tokens)
+        with tasks.rows(["a", "a"]) as model:
+            if layer:
+                torch.testing.assert_close(model(tokens), alone)
+            else:
+                with pytest.raises(
+                    ValueError, match=r"'words\.weight', which the model also reads outside of its layer"
+                ):
+                    model(tokens)
+        assert torch.equal(tasks.model(tokens), alone)
+
+
 def test_layers_that_take_no_task_per_row():
     def make():
         torch.manual_seed(0)

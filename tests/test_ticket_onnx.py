@@ -132,6 +132,17 @@ def test_what_torch_cannot_export_is_said_in_one_sentence(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_a_forward_that_takes_any_number_of_inputs(tmp_path):
+    class Added(nn.Linear):
+        def forward(self, first, *others):
+            return super().forward(sum(others, first))
+
+    iterand.save_ticket(iterand.prune_(Added(3, 3), 0.5), tmp_path / "a.ticket")
+    plain = iterand.load_ticket(tmp_path / "a.ticket", Added(3, 3))
+    for count in (1, 2, 3):
+        exporter.export_onnx(tmp_path / "a.ticket", plain, tuple(torch.randn(count, 2, 3)), tmp_path / "a.onnx")
+
+
 def test_inputs_that_do_not_fit_are_refused_in_one_sentence(saved, tmp_path):
     with pytest.raises(IterandError, match=r"Sequential does not run on one input of shape \(1, 8, 8\): ") as caught:
         exporter.export_onnx(*saved, (torch.zeros(2, 1, 8, 8),), tmp_path / "a.onnx")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from iterand import distributions, existing, mask_kinds, maskable, surgery
 from iterand.backend import RankBy
+from iterand.checks import unknown
 from iterand.distributions import EXISTING, MAGNITUDES, MagnitudeScores
 from iterand.mask_kinds import MaskKind
 from iterand.maskable import Owner
@@ -88,8 +89,9 @@ class PruningOptions:
                 f"{what}, but existing weights need the biases and norms that they were trained with; leave it out, or "
                 "name those to train in trainable="
             )
-        if self.scores not in MAGNITUDES:
-            distributions.get_distribution(self.scores)
+        starts = (*(MAGNITUDES if self.existing else ()), *distributions.distribution_names())
+        if self.scores not in starts:
+            raise ValueError(unknown("distribution of scores", self.scores, starts))
         if self.existing and (self.mask != "binary" or self.binarize or self.share):
             what = f"share is {self.share}" if self.share else "binarize is True" if self.binarize else ""
             raise ValueError(
@@ -265,7 +267,10 @@ def _shared(chosen: Mapping[str, list[Owner]], patterns: Sequence[str]) -> dict[
             first, other = chosen[names[0]][0], chosen[name][0]
             if other.parameter.shape != first.parameter.shape or _fan_in(other) != _fan_in(first):
                 shapes = f"{list(first.parameter.shape)} and {list(other.parameter.shape)}"
-                raise ValueError(f"{names[0]!r} and {name!r} have shapes {shapes}, so they cannot share their weights")
+                raise ValueError(
+                    f"{names[0]!r} and {name!r} have shapes {shapes}, so they cannot share their weights; name layers "
+                    "of one shape in share"
+                )
             if _padding(chosen[name]) != _padding(chosen[names[0]]):
                 raise ValueError(
                     f"{names[0]!r} and {name!r} have other padding rows, so they cannot share their weights"

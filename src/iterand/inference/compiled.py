@@ -29,7 +29,7 @@ from iterand.files import atomic_write
 from iterand.inference.c.emitter import Source, emit
 from iterand.inference.graph import FoldedModule, Graph, trace
 from iterand.inference.models import copied
-from iterand.inference.quantization import calibrate, check_bytes, check_sample
+from iterand.inference.quantization import calibrate, check_difference, check_sample, difference_of_bytes
 from iterand.surgery import unwrap
 from iterand.ticket import Ticket, load_ticket
 from iterand.ticket.load import load
@@ -70,7 +70,7 @@ def compile_ticket(
         activations: "float32", or "int8": values between layers are bytes, which is faster and almost as accurate.
         sample: A batch of inputs for "int8", a hundred or more, from which the range of every value is chosen.
     """
-    threads = check_int("threads", threads, "a number of threads", low=1)
+    threads = check_int("threads", threads, "a number of threads, at least 1", low=1)
     sample = check_sample(activations, sample)
     if input_shape is not None:
         if not isinstance(input_shape, Sequence):
@@ -102,6 +102,8 @@ class CompiledNetwork:
         self.input_shape = input_shape
         """Of one input; None until it is known."""
         self.output_shape: tuple[int, ...] | None = None
+        self.difference: float | None = None
+        """With int8: the largest difference to the outputs in float32 for the sample, relative to the largest."""
         if input_shape is not None:
             self._build(input_shape)
 
@@ -151,7 +153,11 @@ class CompiledNetwork:
                 self._model = None
                 self.input_shape, self.output_shape = self._graph.input.shape, self._graph.output.shape
             if self._run is None:
-                self._run = _library_or_module(self._graph, self._sample)
+                run = _library_or_module(self._graph, self._sample)
+                if self._sample is not None and isinstance(run, Library):
+                    self.difference = difference_of_bytes(run(self._sample.numpy(), 1), self._graph, self._sample)
+                    check_difference(self.difference)
+                self._run = run
 
 
 def _library_or_module(graph: Graph, sample: Tensor | None) -> "Library | FoldedModule":
@@ -164,10 +170,7 @@ def _library_or_module(graph: Graph, sample: Tensor | None) -> "Library | Folded
         )
         return FoldedModule(graph)
     source = emit(graph, activations=None if sample is None else calibrate(graph, sample))
-    library = Library(_Cache().library(source, compiler), source)
-    if sample is not None:
-        check_bytes(library(sample.numpy(), 1), graph, sample)
-    return library
+    return Library(_Cache().library(source, compiler), source)
 
 
 class Library:

@@ -6,6 +6,7 @@ bits). The file is about 8 times smaller than float32. ONNX runtimes use dense k
 
 import contextlib
 import importlib.util
+import inspect
 import logging
 import os
 import warnings
@@ -142,7 +143,11 @@ def _units(
 
 
 def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> "onnx.ModelProto":
-    batches = tuple({0: torch.export.Dim.AUTO} for _ in example)
+    batches: tuple[Any, ...] = tuple({0: torch.export.Dim.AUTO} for _ in example)
+    parameters = [one.kind for one in inspect.signature(model.forward).parameters.values()]
+    if inspect.Parameter.VAR_POSITIONAL in parameters:  # torch wants the shapes of *inputs as one entry
+        named = parameters.index(inspect.Parameter.VAR_POSITIONAL)
+        batches = *batches[:named], batches[named:]
     try:
         with quiet(), torch.no_grad():
             # No optimization: folding batch norm into the weights would destroy their levels.

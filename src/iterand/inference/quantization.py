@@ -1,5 +1,6 @@
 """Activations as bytes: which number a byte stands for, chosen from a sample of inputs."""
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,8 +19,10 @@ _BATCH = 32
 _TOGETHER = 128  # bytes of each sign whose sum always fits 16 bits
 _LARGEST_SUM = 3 << 13  # on the sample: three quarters of what fits 16 bits, which saturate
 _MOST_STEPS = 3 << 10  # of an output that may be added to a sum: the same in eighths of a step
-TOLERANCE = 0.5
-"""Allowed difference of outputs with int8, relative to the largest."""
+_TOLERANCE = 0.5  # of outputs with int8, relative to the largest
+_NOTABLE = 0.1  # may cost accuracy
+
+logger = logging.getLogger("iterand")
 
 ACTIVATIONS = ("float32", "int8")
 
@@ -34,10 +37,18 @@ def check_sample(activations: str, sample: "NDArray[np.float32] | Tensor | None"
         return None
     if sample is None:
         raise ValueError('activations="int8" needs a sample: a batch of inputs, from which ranges are chosen')
-    found = sample.detach().cpu() if isinstance(sample, Tensor) else torch.from_numpy(np.asarray(sample))
+    rule = "it must be a batch of floating-point inputs, prepared as in training"
+    if isinstance(sample, Tensor):
+        found = sample.detach().cpu()
+    else:
+        array = np.asarray(sample)
+        if array.dtype.kind not in "fiub":
+            raise ValueError(f"sample is a {type(sample).__name__}; {rule}")
+        found = torch.from_numpy(array)
     if not found.is_floating_point() or found.ndim < 2 or not len(found):
-        kind = f"{found.dtype} of shape {tuple(found.shape)}"
-        raise ValueError(f"sample is {kind}; it must be a batch of floating-point inputs, prepared as in training")
+        raise ValueError(f"sample is {found.dtype} of shape {tuple(found.shape)}; {rule}")
+    if found.min() == found.max():
+        raise ValueError(f"all numbers of the sample are {found.min():g}, which says nothing about ranges; {rule}")
     return found.float().contiguous()
 
 
@@ -85,16 +96,20 @@ def calibrate(graph: Graph, sample: Tensor) -> dict[str, Bytes]:
     return {name: codings[origin] for name, origin in origins.items() if not gives_floats(graph, name)}
 
 
-def check_bytes(outputs: NDArray[np.float32], graph: Graph, sample: Tensor) -> None:
-    """Refuse a network whose outputs for the sample are no longer those of the network in float32."""
+def difference_of_bytes(outputs: NDArray[np.float32], graph: Graph, sample: Tensor) -> float:
+    """The largest difference of the outputs for the sample from those of the network in float32."""
     with torch.no_grad():
         expected = torch.cat([FoldedModule(graph)(inputs) for inputs in torch.split(sample, _BATCH)]).flatten(1)
-    difference = relative_difference(torch.from_numpy(outputs), expected)
-    if not difference <= TOLERANCE:
-        raise IterandError(
-            f"with int8 the outputs for the sample differ from those in float32 by {difference:.2g} of the largest; "
-            "use float32, or give the network inputs of similar sizes"
-        )
+    return relative_difference(torch.from_numpy(outputs), expected)
+
+
+def check_difference(difference: float) -> None:
+    """Refuse a network whose outputs are no longer those in float32, and warn of one whose accuracy may differ."""
+    sentence = f"with int8 the outputs for the sample differ from those in float32 by {difference:.2g} of the largest; "
+    if not difference <= _TOLERANCE:
+        raise IterandError(sentence + "use float32, or give the network inputs of similar sizes")
+    if difference > _NOTABLE:
+        logger.warning("%scompare the accuracy of both before you use it", sentence)
 
 
 def relative_difference(found: Tensor, expected: Tensor) -> float:

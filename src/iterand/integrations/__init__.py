@@ -60,6 +60,8 @@ class Search:
         if model is self._stepped:
             return
         layers = self.require_masked(model).values()
+        if self._make_steppers is None and any(one.parametrization.settings.mask == "gem_miner" for one in layers):
+            raise ValueError("masks of GEM-Miner need ScoreFreezing and a schedule; give the callback steppers=")
         recommended = self.options.get("preset") == "recommended"
         if self._make_steppers is None and not recommended:
             existing = any(layer.parametrization.is_existing for layer in layers)

@@ -1,13 +1,15 @@
 """A task for each row of a batch, on one model. The masks of a task are packed bits, one per weight."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from iterand.backend.reference import match_layout
 from iterand.distributions import is_conv1d
@@ -19,6 +21,29 @@ _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # read the paramet
 
 Parts = tuple[dict[str, Tensor], dict[str, Tensor]]
 """Masks as packed bits, and the tensors that are a task's own."""
+
+
+class _OtherReads(TorchFunctionMode):
+    """Refuses computations with tensors that a task changes, but for those of the layers that hold them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: dict[int, str] = {}
+        """The names of these tensors, by their identity."""
+        self.in_layer = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if not self.in_layer and _tensors([result]):  # not a shape, a dtype or a device
+            given = _tensors([*args, *(kwargs or {}).values()])
+            for name in (self.names[id(one)] for one in given if id(one) in self.names):
+                raise ValueError(
+                    f"a task changes {name!r}, which the model also reads outside of its layer and so cannot have a "
+                    "task per row; activate one task at a time"
+                )
+        return result
 
 
 @dataclass(frozen=True)
@@ -33,10 +58,12 @@ class TaskRows:
     base: Mapping[str, Tensor]
     masked: Mapping[str, Mapping[str, Tensor]]
     """The masked weights of the tasks that keep them."""
+    _reads: _OtherReads = field(default_factory=_OtherReads)
 
     def changed_modules(self, root: nn.Module, tensors: Mapping[str, Tensor]) -> dict[nn.Module, dict[str, str]]:
         """The modules that hold a tensor that a task changes: attribute → name of the tensor."""
         changed = {id(tensors[name]): name for masks, others in self.parts.values() for name in (*masks, *others)}
+        self._reads.names = changed
         found: dict[nn.Module, dict[str, str]] = {}
         fused: set[nn.Module] = set()
         for path, module in root.named_modules():
@@ -59,8 +86,20 @@ class TaskRows:
             found[module] = mine
         return found
 
-    def forward_of(self, module: nn.Module, attributes: Mapping[str, str]) -> Callable[..., Tensor]:
-        """The forward pass of such a module, row by row."""
+    @contextmanager
+    def computed(self, modules: Mapping[nn.Module, Mapping[str, str]]) -> Iterator[None]:
+        """Let these modules, which hold changed tensors, compute row by row."""
+        try:
+            for module, attributes in modules.items():
+                module.forward = self._forward_of(module, attributes)
+            with self._reads:
+                yield
+        finally:
+            for module in modules:
+                module.__dict__.pop("forward", None)
+
+    def _forward_of(self, module: nn.Module, attributes: Mapping[str, str]) -> Callable[..., Tensor]:
+        """The forward pass of such a module, row by row. Its hooks see the whole batch."""
 
         def forward(*positional: Tensor, **named: Tensor) -> Tensor:
             (inputs,) = *positional, *named.values()
@@ -71,11 +110,15 @@ class TaskRows:
                     "each row of the batch, and mask only layers that get these rows"
                 )
             found = []
-            for task, rows in self.order.items():
-                twin = copy.copy(module)
-                twin.__dict__.pop("forward")
-                twin._parameters = module._parameters | self._own(attributes, task)
-                found.append(twin(inputs.index_select(0, torch.tensor(rows, device=inputs.device))))
+            self._reads.in_layer = True
+            try:
+                for task, rows in self.order.items():
+                    twin = copy.copy(module)
+                    twin._parameters = module._parameters | self._own(attributes, task)
+                    part = inputs.index_select(0, torch.tensor(rows, device=inputs.device))
+                    found.append(type(module).forward(twin, part))
+            finally:
+                self._reads.in_layer = False
             places = torch.tensor([row for rows in self.order.values() for row in rows], device=inputs.device)
             return torch.cat(found).index_select(0, places.argsort())
 
@@ -92,6 +135,12 @@ class TaskRows:
                 ready = self.masked.get(task, {}) if task is not None else {}
                 own[attribute] = ready[name] if name in ready else apply_packed(self.base[name], masks[name])
         return own
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    """The tensors among these values and in their tuples and lists."""
+    inner = [one for many in values if isinstance(many, (tuple, list)) for one in many]
+    return [one for one in (*values, *inner) if isinstance(one, Tensor)]
 
 
 @torch.no_grad()

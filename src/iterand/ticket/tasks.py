@@ -196,7 +196,7 @@ class TaskSet:
         """Let row i of the batches in this block be computed by task i; None: by the base.
 
         Rows are the first axis of the input of every layer that a task changes. These must be linear layers,
-        convolutions, embeddings and layer norms.
+        convolutions, embeddings and layer norms, and no other module may read their weights directly.
         """
         if not isinstance(tasks, Sequence) or not all(task is None or isinstance(task, str) for task in tasks):
             raise ValueError(f"tasks is {shown(tasks)}; it must be a list with a name or None for each row")
@@ -213,12 +213,9 @@ class TaskSet:
             self._refuse_changed({name for _, others in parts.values() for name in others})
             self._by_row = True
         try:
-            for module, attributes in modules.items():
-                module.forward = batch.forward_of(module, attributes)
-            yield self.model
+            with batch.computed(modules):
+                yield self.model
         finally:
-            for module in modules:
-                module.__dict__.pop("forward", None)
             self._by_row = False
             if active is not None:
                 self.activate(active)

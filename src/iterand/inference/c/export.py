@@ -15,7 +15,7 @@ from iterand.inference.c.emitter import Source, emit
 from iterand.inference.compiled import Library, build, find_compiler
 from iterand.inference.graph import Graph, trace
 from iterand.inference.models import evaluating
-from iterand.inference.quantization import TOLERANCE, calibrate, check_sample, relative_difference
+from iterand.inference.quantization import calibrate, check_difference, check_sample, relative_difference
 from iterand.ticket import Ticket, read_ticket
 from iterand.ticket.load import check_loaded
 
@@ -66,7 +66,9 @@ def export_c(
         check_loaded(ticket, model)
         source = emit(graph, coded=True, activations=ranges, ticket=ticket)
     difference = _difference(source, model, example)
-    if difference is not None and not difference <= (_TOLERANCE if sample is None else TOLERANCE):
+    if difference is not None and sample is not None:
+        check_difference(difference)
+    elif difference is not None and not difference <= _TOLERANCE:
         raise IterandError(f"the outputs in C differ from torch's by {difference:g} of the largest; nothing is written")
     example_c = resources.files("iterand.inference.c").joinpath("example.c").read_text(encoding="utf-8")
     files = {"network.h": source.header, "network.c": source.code, "example.c": example_c}
