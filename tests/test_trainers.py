@@ -320,6 +320,18 @@ class TestTransformers:
         with pytest.raises(ValueError, match="call prune_ in model_init, and leave out sparsity="):
             run.train()
 
+    def test_a_callback_that_is_added_later_is_refused(self, make):
+        from iterand.integrations.transformers import IteRandCallback
+
+        model, trainer = make
+        run = trainer(model())
+        run.add_callback(IteRandCallback(0.6))
+        with pytest.raises(ValueError, match=r"was added after the Trainer was made, .*; pass it in callbacks="):
+            run.train()
+        later = trainer(iterand.prune_(model(), 0.6), arguments={"max_steps": 1})
+        later.add_callback(IteRandCallback())
+        later.train()
+
     def test_resizing_embeddings_is_refused(self, make):
         model, _ = make
         masked = iterand.prune_(model(), 0.6)

@@ -36,6 +36,7 @@ class IteRandCallback(TrainerCallback):
         **options: Any,
     ) -> None:
         self.search = Search(sparsity, steppers, options)
+        self._made_with_trainer = False
 
     def on_init_end(
         self,
@@ -48,6 +49,7 @@ class IteRandCallback(TrainerCallback):
         **others: Any,
     ) -> None:
         """Prune before the Trainer makes its optimizer."""
+        self._made_with_trainer = True
         if self.search.sparsity is not None and optimizer is not None:
             raise ValueError(
                 "the optimizer that Trainer was given holds parameters from before pruning; prune_ the model yourself "
@@ -59,6 +61,11 @@ class IteRandCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: nn.Module, **others: Any
     ) -> None:
         """Make the steppers."""
+        if self.search.sparsity is not None and not self._made_with_trainer:
+            raise ValueError(
+                "the callback was added after the Trainer was made, so it did not prune the model; pass it in "
+                "callbacks= of the Trainer"
+            )
         if self.search.sparsity is not None and not masked_layers(model):
             raise ValueError(
                 "Trainer has made a new model with model_init since the callback pruned the first one; call prune_ in "
