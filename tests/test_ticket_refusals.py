@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import struct
 import zlib
@@ -310,6 +311,21 @@ def test_metrics_that_are_no_number_are_named(tmp_path):
         iterand.save_ticket(iterand.prune_(nn.Linear(4, 4), 0.5), tmp_path / "a", metrics={"accuracy": torch.ones(2)})
 
 
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"b": math.inf}, r"metrics\['b'\] is inf; it must be a finite number, so leave it out"),
+        ({"b": {"c": [1, torch.tensor(math.nan)]}}, r"metrics\['b'\]\['c'\]\[1\] is nan; it must be"),
+        ({"b": np.float32(-math.inf)}, r"metrics\['b'\] is -inf"),
+        ({1: 2}, "metrics has the key 1; its keys must be texts"),
+        ({"b": {None: 2}}, r"metrics\['b'\] has the key None; its keys must be texts"),
+    ],
+)
+def test_metrics_that_a_ticket_would_change_are_refused(metrics, message):
+    with pytest.raises(ValueError, match=message):
+        save.ticket_bytes(mixed(), metrics=metrics)
+
+
 def test_a_model_is_filled_where_it_is_and_given_memory_where_it_has_none(tmp_path):
     masked = iterand.prune_(nn.Linear(4, 4), 0.5)
     iterand.save_ticket(masked, tmp_path / "a.ticket")
@@ -371,6 +387,21 @@ def test_a_network_that_does_not_fit_into_memory_is_refused(whole, monkeypatch):
     monkeypatch.setattr(memory, "main_memory", lambda: 100)
     with pytest.raises(NotEnoughMemoryError, match=r"the network of this ticket takes at least .*, but 100 B are free"):
         ticket.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: iterand.save_ticket("b.ticket", model), "path is of type Linear; it must be the path of a file"),
+        (lambda model: iterand.load_ticket(model, "b.ticket"), "path is of type Linear; it must be the path of a file"),
+        (lambda model: iterand.read_ticket(3), "path is of type int; it must be the path of a file"),
+        (lambda model: iterand.save_ticket(model, ""), "path is empty; it must be the path of a file"),
+        (lambda model: iterand.read_ticket(""), "path is empty; it must be the path of a file"),
+    ],
+)
+def test_what_is_no_path_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(nn.Linear(4, 4))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")

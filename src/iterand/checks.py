@@ -2,6 +2,7 @@
 
 import difflib
 import numbers
+import os
 import reprlib
 from collections.abc import Iterable
 from typing import Any
@@ -31,6 +32,14 @@ def is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def check_path(name: str, value: Any) -> None:
+    """Raises ValueError unless the value is a path that is not empty."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise ValueError(f"{name} is of type {type(value).__name__}; it must be the path of a file")
+    if value == "":
+        raise ValueError(f"{name} is empty; it must be the path of a file")
 
 
 def check_int(name: str, value: Any, rule: str, *, low: int, high: int | None = None) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from iterand import distributions, existing, memory, philox
+from iterand.checks import check_path
 from iterand.errors import TicketError
 from iterand.settings import draw_weights
 from iterand.ticket import codec, draws, format, load
@@ -299,6 +300,7 @@ def read_ticket(path: str | os.PathLike[str]) -> Ticket:
 
     A file that is no ticket, or damaged, raises ``TicketError``; a missing one ``FileNotFoundError``.
     """
+    check_path("path", path)
     try:
         if Path(path).is_dir():
             raise TicketError("this is a folder; that of a run holds its ticket as model.ticket")

@@ -6,6 +6,7 @@ such as batch-norm statistics, are stored as byte planes.
 """
 
 import json
+import math
 import os
 import warnings
 from collections import defaultdict
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from iterand import __version__, distributions, existing, freezing
-from iterand.checks import is_text, shown
+from iterand.checks import check_path, is_text, shown
 from iterand.errors import UnmaskedWarning
 from iterand.files import atomic_write
 from iterand.maskable import list_tensors
@@ -58,12 +59,13 @@ def save_ticket(
         path: The file to write, in an existing folder. An existing file is replaced atomically.
         recipe: How the model was made, JSON-serializable. With ``recipe["network"]``, the name and the options of a
             network of ``iterand.lab.networks``, ``load_ticket`` needs no model.
-        metrics: Results such as the accuracy, JSON-serializable.
+        metrics: Results such as the accuracy, JSON-serializable, with finite numbers only.
         base: With existing weights, what to call them in messages, such as the name on the Hugging Face Hub (the
             default is the class of the model).
         half: Store the other tensors, such as batch-norm statistics, in float16: smaller, but not bit-equal. With
             ``"exact"`` only those of which float16 holds every element exactly.
     """
+    check_path("path", path)
     folder = Path(path).parent
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder that exists; create it, or give another path")
@@ -126,7 +128,7 @@ def ticket_bytes(
         base=base,
         base_tensors=base_tensors,
         recipe=_to_plain_json(recipe, "recipe"),
-        metrics=_to_plain_json(metrics, "metrics"),
+        metrics=_check_metrics(metrics),
     )
     packed = format.pack(to_json(header), data + encoded.stream)
     parse(packed)  # raises if a reader would refuse the file
@@ -194,6 +196,27 @@ def _to_plain_json(given: Mapping[str, Any] | None, what: str) -> dict[str, Any]
         raise ValueError(f"{what} holds half of a surrogate pair, which is no text")
     loaded: dict[str, Any] = json.loads(text, parse_constant=lambda constant: None)
     return loaded
+
+
+def _check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The metrics after a round trip through JSON, which must not change them."""
+    plain = _to_plain_json(metrics, "metrics")
+    _refuse_changed("metrics", metrics)
+    return plain
+
+
+def _refuse_changed(where: str, value: Any) -> None:
+    """Refuse what JSON would change: keys that are no texts, and numbers that are not finite."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise ValueError(f"{where} has the key {shown(key)}; its keys must be texts")
+            _refuse_changed(f"{where}[{shown(key)}]", inner)
+    elif isinstance(value, (list, tuple)):
+        for index, inner in enumerate(value):
+            _refuse_changed(f"{where}[{index}]", inner)
+    elif isinstance(value, (float, Tensor, np.number)) and not math.isfinite(value):
+        raise ValueError(f"{where} is {float(value)}; it must be a finite number, so leave it out")
 
 
 def _scalar(value: Any) -> Any:
