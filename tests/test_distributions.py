@@ -217,6 +217,8 @@ def test_an_own_distribution_is_used_by_its_name():
     assert values.unique().tolist() == [-0.25, 0.0, 0.25]
     with pytest.raises(ValueError, match="'thirds' is registered already"):
         register_distribution(Distribution("thirds", lambda words: words[0], lambda fan_in: 1.0))
+    with pytest.raises(ValueError, match=r"distribution is 3; it must be an iterand\.Distribution"):
+        register_distribution(3)
 
 
 @pytest.mark.parametrize("levels", [lambda words: words[0] / 3, lambda words: words[0].half(), lambda w: w[0] > 5])

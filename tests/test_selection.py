@@ -127,6 +127,11 @@ def test_numbers_of_numpy_are_numbers():
     assert int(iterand.calculate_mask(torch.randn(4), np.float32(0.5)).sum()) == 2
 
 
+def test_scores_that_are_no_tensor_are_refused():
+    with pytest.raises(ValueError, match=r"scores is \[1, 2\]; it must be a tensor"):
+        iterand.calculate_mask([1, 2], 0.5)
+
+
 def test_an_unknown_ranking_is_refused():
     with pytest.raises(ValueError, match="rank_by is 'size'; it must be one of score, magnitude"):
         iterand.calculate_mask(torch.randn(4), 0.5, rank_by="size")

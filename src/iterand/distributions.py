@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from iterand import philox
-from iterand.checks import unknown
+from iterand.checks import shown, unknown
 from iterand.philox import Key, Words
 
 
@@ -103,6 +103,8 @@ MAGNITUDES: tuple[str, ...] = get_args(MagnitudeScores)
 
 def register_distribution(distribution: Distribution) -> None:
     """Make a custom distribution available by its name."""
+    if not isinstance(distribution, Distribution):
+        raise ValueError(f"distribution is {shown(distribution)}; it must be an iterand.Distribution")
     if distribution.name in _REGISTRY or distribution.name in (EXISTING, *MAGNITUDES):
         raise ValueError(f"a distribution named {distribution.name!r} is registered already; choose another name")
     if ":" in distribution.name:

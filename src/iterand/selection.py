@@ -15,7 +15,7 @@ from torch import Tensor
 
 from iterand import backend
 from iterand.backend import Cut, RankBy, reference
-from iterand.checks import check_fraction
+from iterand.checks import check_fraction, shown
 
 if TYPE_CHECKING:
     from iterand.backend.triton.cuts import FindCuts
@@ -43,6 +43,8 @@ def calculate_mask(scores: Tensor, sparsity: float, *, rank_by: RankBy = "score"
 
     ``rank_by="magnitude"`` ranks |s| instead (Ramanujan et al.).
     """
+    if not isinstance(scores, Tensor):
+        raise ValueError(f"scores is {shown(scores)}; it must be a tensor")
     ranked = reference.ranking_key(scores.detach(), rank_by)
     ranked = ranked if ranked.dtype in (torch.float32, torch.float64) else ranked.float()
     if ranked.isnan().any():
