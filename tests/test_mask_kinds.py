@@ -422,7 +422,7 @@ def test_a_search_has_one_source_of_new_values():
     iterand.randomize_(model, redraw_from="kept")
     with pytest.raises(ValueError, match="were redrawn from 'kept' before; a search has one source"):
         iterand.randomize_(model)
-    with pytest.raises(ValueError, match="unknown source of redrawn weights 'fres'"):
+    with pytest.raises(ValueError, match="redraw_from is 'fres'; it must be one of fresh, kept"):
         iterand.randomize_(model, redraw_from="fres")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from iterand import backend, mask_kinds, philox
 from iterand.backend import reference
-from iterand.checks import check_fraction, check_int, unknown
+from iterand.checks import check_fraction, check_int, shown
 from iterand.distributions import normal_levels
 from iterand.parametrization import MaskedParametrization, calculate_masks
 from iterand.selection import GlobalRanking, Ranking
@@ -95,12 +95,13 @@ def _check_choices(
     layers: Sequence[MaskedLayer], candidates: str, redrawn_scores: str, redraw_from: str
 ) -> tuple[bool, bool]:
     """Whether only negative scores are redrawn, and whether scores follow their weights."""
-    if candidates not in CANDIDATES:
-        raise ValueError(unknown("kind of candidates", candidates, CANDIDATES))
-    if redrawn_scores not in REDRAWN_SCORES:
-        raise ValueError(unknown("way of redrawn scores", redrawn_scores, REDRAWN_SCORES))
-    if redraw_from not in REDRAW_FROM:
-        raise ValueError(unknown("source of redrawn weights", redraw_from, REDRAW_FROM))
+    for name, value, known in (
+        ("candidates", candidates, CANDIDATES),
+        ("redrawn_scores", redrawn_scores, REDRAWN_SCORES),
+        ("redraw_from", redraw_from, REDRAW_FROM),
+    ):
+        if value not in known:
+            raise ValueError(f"{name} is {shown(value)}; it must be one of {', '.join(known)}")
     for layer in layers:
         state = layer.parametrization
         if state.rounds and state.settings.redraw_from != redraw_from:
