@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import os
 import tomllib
 
 import pytest
@@ -174,6 +175,15 @@ def test_own_recipe_by_path(tmp_path):
     assert find_recipe(str(path)) == Recipe(name="mine", seed=4)
     with pytest.raises(RecipeError, match="cannot read the recipe"):
         find_recipe(str(tmp_path / "none.toml"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_what_is_no_regular_file_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "mine.toml").write_text('extends = "pipe.toml"\n')
+    for name in ("pipe.toml", "mine.toml"):
+        with pytest.raises(RecipeError, match=r"cannot read the recipe .*pipe\.toml: this is no regular file"):
+            find_recipe(str(tmp_path / name))
 
 
 def test_a_byte_order_mark_is_skipped(tmp_path):
