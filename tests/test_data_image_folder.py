@@ -193,6 +193,17 @@ class TestWrongFolders:
         (own / "train" / "red" / "2020").mkdir()
         assert "red has a folder 2020 inside, which would be left out" in self.sentence(own)
 
+    @pytest.mark.parametrize("part", ["train", "test"])
+    def test_an_image_outside_the_class_folders(self, own, part):
+        shutil.copy(own / "train" / "red" / "000.png", own / part / "Stray.PNG")
+        found = self.sentence(own)
+        assert f"{own / part} has an image Stray.PNG outside its class folders, which would be left out" in found
+
+    def test_other_files_beside_the_class_folders_are_skipped(self, own):
+        (own / "train" / "LICENSE.txt").write_text("free")
+        (own / "train" / "._hidden.png").touch()
+        assert len(load(own).train) == 33
+
     def test_files_that_are_no_images_are_named(self, own):
         cut = own / "train" / "blue" / "000.png"
         cut.write_bytes(cut.read_bytes()[:300])

@@ -27,6 +27,7 @@ _CHECKED_SIZE = 32
 _TOGETHER = 64  # images that are decoded before they are copied
 _AHEAD = 2  # such groups that are decoded in advance
 _NO_IMAGES = ("desktop.ini", "thumbs.db")  # Windows puts them there
+_ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")  # of images beside the class folders
 _NAMED = 3  # files that a message names
 
 
@@ -119,6 +120,9 @@ def _scan(root: Path) -> ClassFolders:
         raise DataError(f"{root} has no class folders; {_LAYOUT}")
     if len(classes) == 1:
         raise DataError(f"{root} has one class folder only, {classes[0]}; a classifier needs at least two classes")
+    stray = sorted(entry.name for entry in os.scandir(root) if _is_image(entry))
+    if stray:
+        raise DataError(f"{root} has an image {stray[0]} outside its class folders, which would be left out; {_LAYOUT}")
     files = [_files(root / name) for name in classes]
     labels = torch.repeat_interleave(torch.tensor([len(names) for names in files]))
     return ClassFolders(root, tuple(classes), tuple(name for names in files for name in names), labels)
@@ -132,6 +136,11 @@ def _folders(root: Path) -> list[str]:
         return []
     except OSError as error:
         raise unreadable(root, error) from None
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    """Whether the name is of an image; a list of classes or a license may lie beside the class folders."""
+    return entry.name[0] != "." and entry.name.lower().endswith(_ENDINGS) and not entry.is_dir()
 
 
 def _files(folder: Path) -> list[str]:
