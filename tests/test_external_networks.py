@@ -236,6 +236,8 @@ MISTAKES = {
     "no network of the package": ("resnet18", NETS, "did you mean 'resnet18_cifar' or 'resnet18_imagenet'?"),
     "no such module": ("no_such_module_here:small", NETS, "no module no_such_module_here can be imported"),
     "no such package": ("no_such_package.here:small", NETS, "no module no_such_package.here can be imported"),
+    "a module of Python": ("sys:exit", NETS, "sys is a part of Python or a folder, without a file; name the module"),
+    "a folder": ("photos:small", NETS, "photos is a part of Python or a folder, without a file; name the module"),
     "it returns nothing": ("nets.py:small", "def small(classes, width): pass", "returns None; it must be a torch.nn"),
     "it raises": (
         "nets.py:small",

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -132,12 +132,17 @@ class UserCode:
                 found = importlib.util.find_spec(self.source)
             except ModuleNotFoundError:  # of a package that the module would be in
                 found = None
-        if found is None or not found.origin or not Path(found.origin).is_file():
+        if found is not None and (not found.origin or not Path(found.origin).is_file()):
+            raise RecipeError(
+                f"network.name is {self.name!r}, but {self.source} is a part of Python or a folder, without a file; "
+                "name the module or file of a function that returns a torch.nn.Module"
+            )
+        if found is None:
             raise RecipeError(
                 f"network.name is {self.name!r}, but no module {self.source} can be imported; install it, run iterand "
                 f"in the folder that has it, or name its file: 'FILE.py:{self.name.rpartition(':')[2]}'"
             )
-        return Path(found.origin).absolute()
+        return Path(cast(str, found.origin)).absolute()
 
     @property
     def sha256(self) -> str:
