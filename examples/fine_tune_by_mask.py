@@ -3,8 +3,8 @@
 python examples/fine_tune_by_mask.py sentence-transformers/all-MiniLM-L6-v2 train.csv test.csv    # columns text, label
 """
 
+import argparse
 import csv
-import sys
 from pathlib import Path
 
 import torch
@@ -29,20 +29,20 @@ class Classifier(torch.nn.Module):
         return self.head((hidden * mask.unsqueeze(2)).sum(1) / mask.sum(1, keepdim=True))
 
 
-name, *files = sys.argv[1:4]  # of the encoder, on the Hub or a folder; for training, for the test
-device, tokenizer = "cuda" if torch.cuda.is_available() else "cpu", AutoTokenizer.from_pretrained(name)
-splits = []
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("encoder", help="its name on the Hub, or its folder")
+parser.add_argument("files", nargs=2, metavar="CSV", help="one for training, one for the test; columns text and label")
+name, files = vars(parser.parse_args()).values()
+device, tokenizer, splits = "cuda" if torch.cuda.is_available() else "cpu", AutoTokenizer.from_pretrained(name), []
 torch.manual_seed(0)
 for path in files:
     with Path(path).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    inputs = tokenizer(
-        [row["text"] for row in rows], truncation=True, max_length=200, padding=True, return_tensors="pt"
-    )
+    texts = [row["text"] for row in rows]
+    inputs = tokenizer(texts, truncation=True, max_length=200, padding=True, return_tensors="pt")
     labels = torch.tensor([int(row["label"]) for row in rows])
     splits.append(TensorDataset(*(one.to(device) for one in (inputs["input_ids"], inputs["attention_mask"], labels))))
 classes = int(splits[0].tensors[2].max()) + 1
-
 model = Classifier(name, classes).to(device)
 iterand.prune_(model, 0.05, weights="existing", include="encoder.encoder.*", trainable="head*")
 optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=3e-3, weight_decay=0)

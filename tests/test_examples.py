@@ -64,6 +64,23 @@ def test_an_encoder_fine_tuned_by_a_mask(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        ([], 2, "the following arguments are required: encoder, CSV"),
+        (["encoder", "train.csv"], 2, "the following arguments are required: CSV"),
+        (["--help"], 0, "one for training, one for the test"),
+    ],
+)
+def test_fine_tuning_says_what_it_needs(monkeypatch, capsys, arguments, code, sentence):
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    monkeypatch.setattr(sys, "argv", ["fine_tune_by_mask.py", *arguments])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "examples" / "fine_tune_by_mask.py"))
+    assert end.value.code == code
+    assert sentence in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["--sparsity", "1.5"], "sparsity is 1.5; it is the share of weights pruned, from 0 to 1"),
