@@ -361,6 +361,18 @@ def test_an_override_may_name_a_layer_of_a_mapping():
     assert int(layers["1.weight"].mask.sum()) == 32
 
 
+def test_a_mapping_may_keep_a_layer_dense():
+    def layers(*arguments, **options):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        return iterand.masked_layers(iterand.prune_(model, *arguments, **options))
+
+    mapped, overridden = layers({"*": 0.5, "0": "dense"}), layers(0.5, overrides={"0": "dense"})
+    assert mapped["0.weight"].mask.all()
+    for name, layer in mapped.items():
+        assert layer.parametrization.settings == overridden[name].parametrization.settings
+        assert torch.equal(layer.weight * layer.mask, overridden[name].weight * overridden[name].mask)
+
+
 def test_what_is_excluded_may_not_share_memory_with_what_is_masked():
     model = in_one_memory()
     before = model[1].weight.clone()

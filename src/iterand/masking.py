@@ -45,7 +45,7 @@ _LEFT_ALONE = "_iterand_left_alone"  # attribute of a masked model
 
 def prune_(
     model: Model,
-    sparsity: float | Mapping[str, float],
+    sparsity: float | Mapping[str, float | str],
     *,
     preset: Preset = "paper",
     weights: Weights | None = None,
@@ -79,9 +79,9 @@ def prune_(
 
     Args:
         model: Any module.
-        sparsity: p, the share of weights pruned; or a mapping from patterns to it that covers every layer. A mapping
-            ranks each layer by itself, so it goes with neither ``ranking="global"``, ``floor`` nor ``allocation``; to
-            take single layers out of a global ranking, give one sparsity and ``overrides``.
+        sparsity: p, the share of weights pruned; or a mapping from patterns to it, or to ``"dense"``, that covers every
+            layer. A mapping ranks each layer by itself, so it goes with neither ``ranking="global"``, ``floor`` nor
+            ``allocation``; to take single layers out of a global ranking, give one sparsity and ``overrides``.
         preset: Where ``weights``, ``gain``, ``ranking`` and ``norms`` come from if they are not given. ``"paper"``:
             ``"kaiming_uniform"``, 1, ``"layer"``, ``"fixed"``. ``"recommended"``: ``"signed_constant"``; for a model
             with norms ``"global"``, and ``"shifted"`` if a norm has a shift; for one without them a gain of

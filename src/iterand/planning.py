@@ -127,7 +127,7 @@ class PruningPlan:
     """Bare parameters that no argument names: neither masked nor frozen."""
 
 
-def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float], options: PruningOptions) -> PruningPlan:
+def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float | str], options: PruningOptions) -> PruningPlan:
     """Decide and check everything; the model is only read."""
     root = unwrap(model)
     if isinstance(root, (torch.jit.ScriptModule, torch.fx.GraphModule)):
@@ -165,7 +165,8 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float], option
     alone = own_sparsities(chosen, options.overrides, "overrides")
     free = [name for name in chosen if name not in alone]
     if isinstance(sparsity, Mapping):
-        alone |= mapped_sparsities({name: chosen[name] for name in free}, sparsity, chosen)
+        given = cast(Mapping[str, float], sparsity)  # "dense" is read there as in overrides
+        alone |= mapped_sparsities({name: chosen[name] for name in free}, given, chosen)
     elif options.ranking == "layer":
         shapes = {name: chosen[name][0].parameter.shape for name in free}
         alone |= allocate(shapes, sparsity, options.allocation)
