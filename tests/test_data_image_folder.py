@@ -213,7 +213,7 @@ class TestWrongFolders:
         assert f"{own}/train/blue/000.png: " in found
         assert f"{own}/train/red/notes.txt: it is no image in a format that Pillow knows" in found
         assert f"{own}/test/green/empty.jpg: " in found
-        assert "3 of 47 files are no images" in found
+        assert "3 of 47 files cannot be decoded as images" in found
         assert found.endswith("; replace or remove them")
 
     def test_many_bad_files_make_one_short_sentence(self, own):

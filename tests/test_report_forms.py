@@ -208,4 +208,4 @@ class TestCommand:
         write_runs(tmp_path, recipe(network="other"), 50.0)
         said = self.run(tmp_path, "-o", tmp_path / "page.html").stdout
         assert "2 dry runs left out (--scale tiny shows them)" in said
-        assert "1 records belong to no cell of profile paper" in said
+        assert "1 record belongs to no cell of profile paper" in said

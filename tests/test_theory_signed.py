@@ -350,6 +350,8 @@ def test_bad_input_gets_a_sentence(call, message):
 
 def test_few_rounds_may_ask_for_too_much(monkeypatch):
     monkeypatch.setattr(signed_construct, "LARGEST", 10_000)
-    with pytest.raises(ValueError, match=r"^1 rounds ask for .* are built; raise epsilon, or take more rounds$"):
+    with pytest.raises(
+        ValueError, match=r"^building with 1 round takes .* are built; raise epsilon, or take more rounds$"
+    ):
         signed_construct.construct(target_network(9, 3), 0.1, 0.05, 1)
     signed_construct.construct(target_network(9, 3), 0.1, 0.05, 20)

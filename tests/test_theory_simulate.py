@@ -209,12 +209,12 @@ class TestCost:
         [
             (
                 lambda: simulated_width(1e-5, 0.05, 1),
-                r"epsilon 1e-05 and 1 rounds takes about 3e\+14 draws, and at most",
+                r"epsilon 1e-05 and 1 round takes about 3e\+14 draws, and at most",
             ),
             (lambda: HalfDraws([1.0], Tolerance(1e-9, 1e-9), 10**9), r"simulating halves takes about .* draws"),
             (
                 lambda: simulate.best_failures(1e-6, [10**9]),
-                r"finding the best of 1000000000 rounds takes about 2e\+13 draws",
+                r"finding the best of 1,000,000,000 rounds takes about 2e\+13 draws",
             ),
             (
                 lambda: tables.failure_rows(1e-6, [10**8]),

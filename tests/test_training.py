@@ -247,8 +247,10 @@ def test_a_loss_that_is_nan_stops_the_run(tmp_path):
 
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="batch_size is 5000, but there are only 1197"):
+    with pytest.raises(ValueError, match="batch_size is 5000, but there are only 1,197 training examples; lower it"):
         run(small("batch_size=5000"), RunFolder(tmp_path), device=CPU)
+    with pytest.raises(ValueError, match="batch_size is 300, but there is only 1 training example; lower it"):
+        run(small("train_limit=1"), RunFolder(tmp_path), device=CPU)
 
 
 def test_run_and_ticket_evaluate_alike(tmp_path):

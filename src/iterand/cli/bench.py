@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from iterand.checks import counted
 from iterand.cli import options
 from iterand.cli.console import out, print_json, progress_bar, warn
 from iterand.errors import IterandError
@@ -138,8 +139,9 @@ def _print(found: dict[str, Any]) -> None:
     if found["targets"]:
         _print_table("targets", found["targets"])
         out.print()
+    threads = counted(environment["hardware"]["threads"], "thread")
     out.print(
-        f"{machine(environment)}, {environment['hardware']['threads']} threads, torch {environment['torch']}, "
+        f"{machine(environment)}, {threads}, torch {environment['torch']}, "
         f"Python {environment['python']}, iterand {environment['iterand']}; median (10th–90th percentile)",
         highlight=False,
     )

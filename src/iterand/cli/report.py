@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iterand.checks import counted
 from iterand.cli import options
 from iterand.cli.console import say, warn, write
 from iterand.files import atomic_write
@@ -64,9 +65,10 @@ def _formatter(form: Format) -> "Callable[[Report], str]":
 
 
 def _contents(found: "Report") -> str:
-    text = f"{len(found.runs)} runs in {len(found.started)} of {len(found.outcomes)} experiments"
+    text = f"{counted(len(found.runs), 'run')} in {len(found.started)} of {len(found.outcomes)} experiments"
     if found.dry:
-        text += f"; {len(found.dry_runs)} dry runs left out (--scale tiny shows them)"
+        text += f"; {counted(len(found.dry_runs), 'dry run')} left out (--scale tiny shows them)"
     if found.unmatched:
-        text += f"; {len(found.unmatched)} records belong to no cell of profile {found.profile}"
+        belong = "belongs" if len(found.unmatched) == 1 else "belong"
+        text += f"; {counted(len(found.unmatched), 'record')} {belong} to no cell of profile {found.profile}"
     return text

@@ -11,7 +11,7 @@ import typer
 from rich.progress import track
 from rich.table import Table
 
-from iterand.checks import shown
+from iterand.checks import counted, shown
 from iterand.cli.console import counting, err, out, print_json
 from iterand.errors import extra
 
@@ -197,7 +197,7 @@ def construct(
         kind = SignedExperiment if constant else Experiment
         experiment = digits_experiment(hidden, epsilon, delta, rounds, kind)
     total = trials * experiment.draws
-    check_draws(total, f"building {trials} networks with up to {experiment.rounds} rounds")
+    check_draws(total, f"building {counted(trials, 'network')} with up to {counted(experiment.rounds, 'round')}")
     done = []
     with counting("building", total) as advance:
         for number in range(seed, seed + trials):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from iterand.checks import counted
 from iterand.cli import options
 from iterand.cli.console import ProgressObserver, err, out, print_json, progress_bar, say, write
 from iterand.errors import IterandError
@@ -134,7 +135,7 @@ def evaluate(
     else:
         out.print(
             f"test accuracy  [bold]{measured['test_accuracy']:.2f} %[/]  "
-            f"(loss {measured['test_loss']:.4f}, {measured['examples']:,} examples)"
+            f"(loss {measured['test_loss']:.4f}, {counted(measured['examples'], 'example')})"
         )
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from iterand import load_ticket, prune_
+from iterand.checks import counted
 from iterand.errors import extra
 from iterand.inference.c.emitter import emit
 from iterand.inference.compiled import CompiledNetwork
@@ -56,7 +57,7 @@ def measure(options: Options, notify: Notify) -> Table:
         model, shape = _network(name)
         size = _operations(model, shape)
         for batch, count in itertools.product(batches, threads):
-            notify(f"inference: {name}, batch {batch}, {count} threads")
+            notify(f"inference: {name}, batch {batch}, {counted(count, 'thread')}")
             head: Row = {"network": Path(name).name, "batch": batch, "threads": count, **size}
             table.rows += _measure(model, torch.randn(batch, *shape), runtimes, count, head, options)
     return table

@@ -201,6 +201,6 @@ def _decode_groups(parts: Sequence[Part], size: int) -> Iterator[list[Pixels]]:
     if bad:
         more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         raise DataError(
-            f"{len(bad)} of {sum(len(part.chosen) for part in parts):,} files are no images that can be decoded: "
+            f"{len(bad)} of {sum(len(part.chosen) for part in parts):,} files cannot be decoded as images: "
             f"{', '.join(bad[:_NAMED])}{more}; replace or remove them"
         )

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from iterand.checks import counted
 from iterand.errors import DataError, IterandError
 from iterand.lab.data.decoding import SIZE, Decoded, Pixels, Task, decode_part
 
@@ -198,7 +199,7 @@ class WorkerPool:
                 answers = iter(self._loader)
         except OSError as error:
             raise DataError(
-                f"cannot start {self._workers} workers to decode images: {error.strerror or error}"
+                f"cannot start {counted(self._workers, 'worker')} to decode images: {error.strerror or error}"
             ) from None
         self.processes = [process for process in multiprocessing.active_children() if process not in others]
         return answers

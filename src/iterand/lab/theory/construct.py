@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from iterand import masking, philox
+from iterand.checks import counted
 from iterand.lab.theory import exact
 from iterand.lab.theory.bounds import check_count, layers
 from iterand.lab.theory.exact import Tolerance
@@ -73,7 +74,7 @@ def construct(
     size = sum(width * (inputs + outputs) for width, (inputs, outputs) in zip(hidden, layers(widths)))
     if size > LARGEST:
         raise ValueError(
-            f"{rounds} rounds ask for {size} random weights, and at most {LARGEST} are built; "
+            f"building with {counted(rounds, 'round')} takes {size} random weights, and at most {LARGEST} are built; "
             f"{exact.repaired_rounds(epsilon, delta, widths)} rounds need no more than twice the target's width"
         )
     return build(matrices(target), exact.network_tolerances(epsilon, widths), rounds, copies, seed, progress)
@@ -106,7 +107,7 @@ def build(
     """
     check_count("rounds", rounds)
     expected = build_draws(weights, tolerances, rounds, copies)
-    check_draws(expected, f"building with up to {rounds} rounds", "raise epsilon, or give fewer rounds")
+    check_draws(expected, f"building with up to {counted(rounds, 'round')}", "raise epsilon, or give fewer rounds")
     hidden = [2 * weight.shape[1] * count for weight, count in zip(weights, copies)]
     model = random_network(weights, hidden)
     names = linear_names(model)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from iterand import distributions, philox
+from iterand.checks import counted
 from iterand.lab.theory import bounds, exact, signed
 from iterand.lab.theory.construct import (
     LARGEST,
@@ -140,7 +141,7 @@ def _plan(target: nn.Sequential, epsilon: float, delta: float, rounds: int | Non
         [signed.column_copies(column, delta / (len(steps) * len(layer)), rounds) for column in layer]
         for layer in counts
     ]
-    _check_size(copies, widths, f"{rounds} rounds ask for", "raise epsilon, or take more rounds")
+    _check_size(copies, widths, f"building with {counted(rounds, 'round')} takes", "raise epsilon, or take more rounds")
     return _Plan(rounds, steps, copies)
 
 

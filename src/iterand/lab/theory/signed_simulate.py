@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from iterand import distributions, memory, philox
+from iterand.checks import counted
 from iterand.lab.theory import bounds
 from iterand.lab.theory.signed_depth import Pool
 from iterand.lab.theory.simulate import Estimate, Progress, check_draws, estimate, silent
@@ -66,7 +67,9 @@ def best_failures(
     """How often no draws and masks of ``width`` neurons reach ``count`` units on both sides, for each R."""
     for name, value in (("width", width), ("trials", trials)):
         bounds.check_count(name, value)
-    check_draws(sign_draws(2 * width * trials, max(rounds)), f"simulating {trials} networks of width {width}")
+    check_draws(
+        sign_draws(2 * width * trials, max(rounds)), f"simulating {counted(trials, 'network')} of width {width}"
+    )
     failures = [0] * len(rounds)
     for start, together in _batches(trials, 2 * width):
         index = torch.arange(2 * width * start, 2 * width * (start + together)).view(together, width, 2)
@@ -83,8 +86,8 @@ def simulated_width(
     """The width that was enough for ``count`` units on both sides in a share 1 − δ of simulated trials."""
     bounds.check_delta(delta)
     bounds.check_count("trials", trials)
-    check_draws(width_draws(count, rounds, trials=trials), f"simulating {trials} networks")
-    memory.require(_SIGN_BYTES * trials, f"simulating {trials} trials", "lower the number of trials")
+    check_draws(width_draws(count, rounds, trials=trials), f"simulating {counted(trials, 'network')}")
+    memory.require(_SIGN_BYTES * trials, f"simulating {counted(trials, 'trial')}", "lower the number of trials")
     key = philox.key(seed, "theory.signed_width")
     needed = torch.zeros(trials, dtype=torch.int64)
     counts = torch.zeros(3, trials, dtype=torch.int64)  # neurons that serve x > 0 only, x < 0 only, either
@@ -115,7 +118,10 @@ def pool_failures(
     """How often a random network has no chain with all digits equal to h in these pools, for w > 0."""
     bounds.check_count("trials", trials)
     sizes = _signs_by_layer(pool, layers)
-    check_draws(sign_draws(sum(sizes) * trials, rounds), f"simulating {trials} networks of {layers} layers")
+    check_draws(
+        sign_draws(sum(sizes) * trials, rounds),
+        f"simulating {counted(trials, 'network')} of {counted(layers, 'layer')}",
+    )
     failed = 0
     for start, together in _batches(trials, max(sizes)):
         failed += int((~_chains(pool, base, layers, rounds, seed, start, together, progress)).sum())

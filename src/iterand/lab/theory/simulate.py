@@ -13,6 +13,7 @@ from scipy import stats
 from torch import Tensor
 
 from iterand import distributions, memory, philox
+from iterand.checks import counted
 from iterand.lab.theory import bounds, exact
 from iterand.lab.theory.exact import Tolerance
 from iterand.philox import Key
@@ -152,7 +153,7 @@ class HalfDraws:
             bounds.check_count(name, value)
         check_draws(half_draws(weights, tolerance, rounds, copies=copies, trials=trials), "simulating halves")
         size = 2 * trials * copies * (1 + len(weights))
-        memory.require(_WEIGHT_BYTES * size, f"simulating {trials} trials", "lower the number of trials")
+        memory.require(_WEIGHT_BYTES * size, f"simulating {counted(trials, 'trial')}", "lower the number of trials")
         self.rounds = rounds
         centers = torch.tensor([1.0, *weights], dtype=torch.float64)
         tolerances = torch.tensor([tolerance.u] + [tolerance.v] * len(weights), dtype=torch.float64)
@@ -230,9 +231,9 @@ def simulated_width(
     for name, value in (("rounds", rounds), ("trials", trials)):
         bounds.check_count(name, value)
     tolerance = exact.scalar_tolerance(epsilon)
-    what = f"simulating the width for epsilon {epsilon:g} and {rounds} rounds"
+    what = f"simulating the width for epsilon {epsilon:g} and {counted(rounds, 'round')}"
     check_draws(width_draws(epsilon, rounds, weight=weight, trials=trials), what)
-    memory.require(2 * trials * _WEIGHT_BYTES, f"simulating {trials} trials", "lower the number of trials")
+    memory.require(2 * trials * _WEIGHT_BYTES, f"simulating {counted(trials, 'trial')}", "lower the number of trials")
     key = philox.key(seed, "theory.width")
     needed = torch.zeros(2 * trials, dtype=torch.int64)
     active = torch.arange(2 * trials)
@@ -349,8 +350,9 @@ def best_failures(
     for count in rounds:
         bounds.check_count("rounds", count)
     most = max(rounds)
-    check_draws(best_draws(rounds, trials=trials), f"finding the best of {most} rounds")
-    memory.require(4 * most * _DRAW_BYTES, f"finding the best of {most} rounds", "raise epsilon, or give fewer rounds")
+    what = f"finding the best of {counted(most, 'round')}"
+    check_draws(best_draws(rounds, trials=trials), what)
+    memory.require(4 * most * _DRAW_BYTES, what, "raise epsilon, or give fewer rounds")
     failures = [0] * len(rounds)
     step = max(1, philox.CHUNK // (4 * most))
     for start in range(0, trials, step):

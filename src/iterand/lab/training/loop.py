@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from iterand import philox
+from iterand.checks import counted
 from iterand.errors import IterandError
 from iterand.lab.data import Batch, Dataset, Split
 from iterand.lab.data.text import arranged
@@ -107,7 +108,10 @@ def steps_per_epoch(recipe: Recipe, data: Dataset[Split]) -> int:
     """The number of batches in an epoch."""
     count, size = len(data.train), recipe.training.batch_size
     if size > count and recipe.data.drop_last:
-        raise ValueError(f"training.batch_size is {size}, but there are only {count} training examples; lower it")
+        there = "is only" if count == 1 else "are only"
+        raise ValueError(
+            f"training.batch_size is {size}, but there {there} {counted(count, 'training example')}; lower it"
+        )
     return count // size if recipe.data.drop_last else math.ceil(count / size)
 
 
