@@ -246,17 +246,19 @@ def fold_(model: Model) -> Model:
 @torch.no_grad()
 def masked_weights(layers: Sequence[MaskedLayer]) -> list[Tensor]:
     """The masked weights of several tensors, as a forward pass in eval mode has them."""
-    states = [layer.parametrization for layer in layers]
-    found = []
-    for layer, state, multipliers in zip(layers, states, calculate_multipliers(states)):
-        weight = layer.weight
-        if state.is_standard:
-            masked = torch.where(multipliers != 0, weight, 0.0)
-        else:
-            base = state.binarized(weight, multipliers) if state.settings.binarize else weight
-            masked = mask_kinds.apply_multipliers(base, multipliers, weight.new_zeros(()), weight.dtype)
-        found.append(reference.match_layout(masked, weight))
-    return found
+    multipliers = calculate_multipliers([layer.parametrization for layer in layers])
+    return [masked_weight(*one) for one in zip(layers, multipliers)]
+
+
+def masked_weight(layer: MaskedLayer, multipliers: Tensor) -> Tensor:
+    """The masked weights of a tensor, given what its weights are multiplied by."""
+    weight, state = layer.weight, layer.parametrization
+    if state.is_standard:
+        masked = torch.where(multipliers != 0, weight, 0.0)
+    else:
+        base = state.binarized(weight, multipliers) if state.settings.binarize else weight
+        masked = mask_kinds.apply_multipliers(base, multipliers, weight.new_zeros(()), weight.dtype)
+    return reference.match_layout(masked, weight)
 
 
 def refuse_computed_further(layers: Iterable[MaskedLayer]) -> None:

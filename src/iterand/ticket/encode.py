@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from iterand import existing, mask_kinds
-from iterand.masking import masked_weights
+from iterand.masking import masked_weight
 from iterand.parametrization import MaskedParametrization, calculate_multipliers
 from iterand.settings import draw_weights
 from iterand.summarizing import entropy
@@ -41,7 +41,7 @@ class _Masked:
     draw: Bits
     """Of the kept weights."""
     multipliers: NDArray[np.int8]
-    """Of the kept weights."""
+    """Of the kept weights, if they are multiplied by other numbers than 1."""
     masked: Tensor
     """The kept weights times their multipliers, in the dtype of the layer."""
     unit: float
@@ -120,9 +120,9 @@ def encode_layers(layers: Mapping[str, MaskedLayer]) -> Encoded:
 def _mask_layers(layers: Sequence[MaskedLayer]) -> list[_Masked]:
     states = [layer.parametrization for layer in layers]
     found = []
-    for layer, state, multipliers, masked in zip(layers, states, calculate_multipliers(states), masked_weights(layers)):
-        multipliers = state.clear_padding_(multipliers)
-        index = draws.kept_indices((multipliers != 0).to("cpu"))
+    for layer, state, multipliers in zip(layers, states, calculate_multipliers(states)):
+        masked = layer.weight if state.is_standard else masked_weight(layer, multipliers)  # equal where it is kept
+        index = draws.kept_indices((state.clear_padding_(multipliers) != 0).to("cpu"))
         if state.is_existing:
             unit = 0.0
         elif state.settings.binarize:
@@ -130,8 +130,9 @@ def _mask_layers(layers: Sequence[MaskedLayer]) -> list[_Masked]:
         else:
             unit = state.unit
         kept = torch.from_numpy(_take(_bits(masked), index)).view(masked.dtype)
-        taken = cast(NDArray[np.int8], _take(multipliers, index))
-        found.append(_Masked(layer, index, _take(layer.draw.int(), index), taken, kept, unit))
+        multiplied = mask_kinds.has_multipliers(state.settings.mask)
+        taken = cast(NDArray[np.int8], _take(multipliers, index)) if multiplied else np.ones(0, np.int8)
+        found.append(_Masked(layer, index, _take(layer.draw, index).astype(np.int32), taken, kept, unit))
     return found
 
 
