@@ -226,7 +226,18 @@ class Block(nn.Module):
         return rows + getattr(self, self.name) * self.linear(rows)
 
 
-NAMES = ["gamma", "gamma_1", "gamma2", "ffn_gamma", "lambda1", "lambda_2", "layer_scale_parameter", "layerscale", "ls1"]
+NAMES = [
+    "gamma",
+    "gamma_1",
+    "gamma2",
+    "gamma_xca",
+    "ffn_gamma",
+    "lambda1",
+    "lambda_2",
+    "layer_scale_parameter",
+    "layerscale",
+    "ls1",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -277,6 +277,10 @@ def only_some(model):
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0; it must be a number greater than 0, or None"),
         ({"max_grad_norm": "1"}, "max_grad_norm is '1'; it must be a number greater than 0, or None"),
         ({"steppers": None}, "steppers is None; it must be a list of objects with a method step"),
+        (
+            {"steppers": [iterand.IterativeRandomization(iterand.prune_(nn.Linear(4, 4), 0.5))]},
+            "the IterativeRandomization in steppers is of another model; make it for the model that is trained",
+        ),
         ({"steppers": ["a"]}, r"steppers is \['a'\]; it must be a list of objects with a method step"),
         ({"steppers": [iterand.IterativeRandomization]}, r"steppers is \[<class .*; it must be a list of objects"),
         ({"optimizer": lambda model: None}, "optimizer is None; it must be an optimizer of torch.optim over the model"),

@@ -33,7 +33,6 @@ def walk(schedule: iterand.SparsitySchedule, steps: int) -> list[int]:
         # p = .8 · (1 − (1 − t)³): .4625, .7, .7875 → 46, 70, 79 of 100 pruned.
         ("cubic", 0.0, [100, 54, 30, 21, 20, 20, 20]),
         ("constant", 0.0, [20, 20, 20, 20, 20, 20, 20]),
-        ("linear", 0.9, [20, 20, 20, 20, 20, 20, 20]),
     ],
 )
 def test_the_sparsity_rises_to_its_final_value(name, start, expected):
@@ -154,6 +153,14 @@ def test_other_bad_arguments_are_refused():
         iterand.SparsitySchedule(pruned(), "fast", steps=3)
     with pytest.raises(ValueError, match=r"start is 1\.2"):
         iterand.SparsitySchedule(pruned(), steps=3, start=1.2)
+    with pytest.raises(
+        ValueError, match=r"start is 0\.9, but the model was pruned with 0\.\d+; prune_ it with a higher"
+    ):
+        iterand.SparsitySchedule(pruned(), steps=3, start=0.9)
+    with pytest.raises(
+        ValueError, match=r"sparsity is 0\.9, but the model was pruned with 0\.\d+; prune_ it with a hig"
+    ):
+        iterand.set_sparsity_(pruned(), 0.9)
     with pytest.raises(ValueError, match="no masked layer"):
         iterand.SparsitySchedule(nn.Linear(3, 3), steps=3)
 

@@ -421,9 +421,7 @@ def test_weights_that_are_read_outside_of_their_layer(layer):
             if layer:
                 torch.testing.assert_close(model(tokens), alone)
             else:
-                with pytest.raises(
-                    ValueError, match="which the model also reads outside of its layer"
-                ):
+                with pytest.raises(ValueError, match="which the model also reads outside of its layer"):
                     model(tokens)
         assert torch.equal(tasks.model(tokens), alone)
 

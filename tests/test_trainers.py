@@ -222,6 +222,24 @@ class TestLightning:
         assert not iterand.masked_layers(module)
         trainer(IteRand(0.6), averaging).fit(module, trainer_scripts.batches())
 
+    def test_optimizers_from_before_pruning_are_refused(self, make):
+        from iterand.integrations.lightning import IteRand
+
+        Module, trainer = make
+        module = Module()
+        early = torch.optim.SGD(module.parameters(), lr=0.1)
+        module.configure_optimizers = lambda: early
+        with pytest.raises(ValueError, match="no optimizer trains the scores of a mask; make optimizers in configure"):
+            trainer(IteRand(0.6)).fit(module, trainer_scripts.batches())
+
+    @pytest.mark.parametrize("preset", ["paper", "recommended"])
+    def test_gem_miner_needs_steppers_of_its_own(self, make, preset):
+        from iterand.integrations.lightning import IteRand
+
+        Module, trainer = make
+        with pytest.raises(ValueError, match="masks of GEM-Miner need ScoreFreezing and a schedule; give the callback"):
+            trainer(IteRand(0.6, mask="gem_miner", preset=preset)).fit(Module(), trainer_scripts.batches())
+
     def test_other_modules_in_callbacks_before_it_are_not_copies(self, make, lightning):
         from iterand.integrations.lightning import IteRand
 

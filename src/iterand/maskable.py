@@ -40,7 +40,7 @@ _KINDS: list[tuple[tuple[type, ...], str, str]] = [
 ]
 _NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 _LAYER_SCALE = "layer_?scale"  # in the name of a parameter, its module or its class
-_LAYER_SCALES = r"(\w+_)?gamma_?\d*|lambda_?\d*|ls_?\d*|skipinit_gain"  # further names of the parameter itself
+_LAYER_SCALES = r"(\w+_)?gamma(\d*|_\w+)|lambda_?\d*|ls_?\d*|skipinit_gain"  # further names of the parameter itself
 
 
 @dataclass(frozen=True)

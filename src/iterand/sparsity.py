@@ -75,10 +75,18 @@ def scheduled_sparsity(schedule: Schedule, start: float, final: float, done: flo
 
 def set_sparsity_(model: nn.Module, sparsity: float) -> None:
     """Prune this share of the weights from now on, but in no layer more than its final sparsity."""
-    check_sparsity(sparsity)
     layers = require_masked_layers(model)
     require_whole_rankings(model, layers)
-    set_kept_([layer.parametrization for layer in layers.values()], sparsity)
+    masks = [layer.parametrization for layer in layers.values()]
+    set_kept_(masks, _check_reached("sparsity", sparsity, masks))
+
+
+def _check_reached(name: str, sparsity: float, masks: Iterable[MaskedParametrization]) -> float:
+    """Refuse a sparsity that no layer reaches."""
+    final = max(mask.settings.sparsity for mask in masks)
+    if check_sparsity(sparsity, name) > final:
+        raise ValueError(f"{name} is {sparsity}, but the model was pruned with {final:g}; prune_ it with a higher one")
+    return sparsity
 
 
 def set_kept_(masks: Sequence[MaskedParametrization], sparsity: float) -> None:
@@ -121,7 +129,7 @@ class SparsitySchedule(CountingStepper):
             )
         self.schedule = schedule
         self.steps = check_int("steps", steps, "a number of iterations, at least 1", low=1)
-        self.start = check_sparsity(start, "start")
+        self.start = _check_reached("start", start, self._masks)
         super().__init__(self._masks)
         self._applied = self.iteration
         """The iteration whose sparsity was set."""

@@ -161,7 +161,7 @@ def _export_c(
     from iterand.inference.c.export import export_c
 
     with err.status("exporting"), _writing(folder):
-        done = export_c(network, example, folder, activations=activations, ticket=coded)
+        done = export_c(network, example, folder, activations=activations.value, ticket=coded)
     if json:
         print_json({"path": str(file), "written": str(folder), **asdict(done)})
         return

@@ -104,7 +104,7 @@ class TrainingStep:
             _check_norm(max_grad_norm)
         self.model, self.optimizer = model, optimizer
         self._loss_fn, self._forward = loss_fn, forward
-        self._steppers = _check_steppers(steppers)
+        self._steppers = _check_steppers(model, steppers)
         self._precision = precision if precision == torch.bfloat16 else None
         self._accumulation = check_int(
             "accumulation_steps", accumulation_steps, "a number of batches, at least 1", low=1
@@ -307,13 +307,21 @@ def _check_norm(value: Any) -> None:
         raise ValueError(f"max_grad_norm is {value!r}; it must be a number greater than 0, or None")
 
 
-def _check_steppers(steppers: Any) -> list[Stepper]:
+def _check_steppers(model: nn.Module, steppers: Any) -> list[Stepper]:
     found: list[Any] = list(steppers) if isinstance(steppers, Iterable) else [None]
     if not all(callable(getattr(one, "step", None)) and not isinstance(one, type) for one in found):
         raise ValueError(
             f"steppers is {steppers!r}; it must be a list of objects with a method step, such as "
             "[IterativeRandomization(model)]"
         )
+    mine = {layer.parametrization for layer in masked_layers(model).values()}
+    for one in found:
+        stepped = getattr(one, "model", None)
+        theirs = masked_layers(stepped).values() if isinstance(stepped, nn.Module) else ()
+        if theirs and mine.isdisjoint(layer.parametrization for layer in theirs):
+            raise ValueError(
+                f"the {type(one).__name__} in steppers is of another model; make it for the model that is trained"
+            )
     return found
 
 

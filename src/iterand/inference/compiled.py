@@ -29,7 +29,7 @@ from iterand.files import atomic_write
 from iterand.inference.c.emitter import Source, emit
 from iterand.inference.graph import FoldedModule, Graph, trace
 from iterand.inference.models import copied
-from iterand.inference.quantization import calibrate, check_difference, check_sample, difference_of_bytes
+from iterand.inference.quantization import Activations, calibrate, check_difference, check_sample, difference_of_bytes
 from iterand.surgery import unwrap
 from iterand.ticket import Ticket, load_ticket
 from iterand.ticket.load import load
@@ -53,7 +53,7 @@ def compile_ticket(
     *,
     threads: int = 1,
     input_shape: Sequence[int] | None = None,
-    activations: str = "float32",
+    activations: Activations = "float32",
     sample: NDArray[np.float32] | Tensor | None = None,
 ) -> "CompiledNetwork":
     """The network of a ticket as machine code: fast on a CPU, because pruned weights cost nothing.

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -24,7 +25,8 @@ _NOTABLE = 0.1  # may cost accuracy
 
 logger = logging.getLogger("iterand")
 
-ACTIVATIONS = ("float32", "int8")
+Activations = Literal["float32", "int8"]
+ACTIVATIONS: tuple[str, ...] = get_args(Activations)
 
 
 def check_sample(activations: str, sample: "NDArray[np.float32] | Tensor | None") -> Tensor | None:

@@ -1,11 +1,12 @@
 """A Lightning callback that searches with IteRand."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
 
 from iterand.errors import extra
 from iterand.integrations import MakeSteppers, Search
@@ -72,6 +73,7 @@ class IteRand(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note the step at which training starts or resumes."""
+        _require_scores(trainer.optimizers, pl_module)
         self._step = trainer.global_step
 
     def on_train_batch_end(
@@ -102,6 +104,17 @@ def _refuse_masked_norms(module: LightningModule) -> None:
                 f"sync_batchnorm=True cannot convert a norm once {name!r} is masked; leave it out, and call "
                 "torch.nn.SyncBatchNorm.convert_sync_batchnorm on a new module before fit"
             )
+
+
+def _require_scores(optimizers: Sequence[Optimizer], module: LightningModule) -> None:
+    """Refuse optimizers that were made before the module was pruned: they train nothing."""
+    trained = {id(one) for optimizer in optimizers for group in optimizer.param_groups for one in group["params"]}
+    scores = [layer.score for layer in masked_layers(module).values() if layer.score.requires_grad]
+    if optimizers and scores and trained.isdisjoint(map(id, scores)):
+        raise ValueError(
+            "no optimizer trains the scores of a mask; make optimizers in configure_optimizers, which is called after "
+            "the module is pruned, over self.parameters()"
+        )
 
 
 def _may_be_pruned_later(module: LightningModule) -> bool:

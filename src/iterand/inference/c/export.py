@@ -15,7 +15,7 @@ from iterand.inference.c.emitter import Source, emit
 from iterand.inference.compiled import Library, build, find_compiler
 from iterand.inference.graph import Graph, trace
 from iterand.inference.models import evaluating
-from iterand.inference.quantization import calibrate, check_difference, check_sample, relative_difference
+from iterand.inference.quantization import Activations, calibrate, check_difference, check_sample, relative_difference
 from iterand.ticket import Ticket, read_ticket
 from iterand.ticket.load import check_loaded
 
@@ -42,7 +42,7 @@ def export_c(
     example: Tensor,
     folder: str | os.PathLike[str],
     *,
-    activations: str = "float32",
+    activations: Activations = "float32",
     ticket: str | os.PathLike[str] | Ticket | None = None,
 ) -> CExport:
     """Write ``network.h``, ``network.c``, ``example.c`` and a README, and compare the network's outputs with torch's.
@@ -121,7 +121,7 @@ def _readme(graph: Graph, source: Source, plain: Source) -> str:
 
 
 _CONSTANT = """\
-- Weights of ±c are added and subtracted, one byte each; weights that were pruned take neither time nor space."""
+- Weights of ±c are added and subtracted; weights that were pruned take neither time nor space."""
 
 _DECODED = """\
 - The constant data has the coded masks and signs of the ticket. `network_init` decodes them into {weights:,} bytes of
