@@ -184,7 +184,7 @@ def test_resumed_from_a_state_dict_equals_unbroken(ranking):
         ({"biases": "zero"}, "biases is 'zero', but existing weights need the biases and norms"),
         ({"norms": "fixed"}, "norms is 'fixed', but existing weights need the biases and norms"),
         ({"trainable": "tail*"}, "trainable pattern 'tail*' matches no parameter"),
-        ({"scores": "ranks"}, "unknown distribution 'ranks'"),
+        ({"scores": "ranks"}, "unknown distribution of scores 'ranks'"),
         ({"weights": "uniform", "trainable": "head"}, "trainable is ['head'], which goes with weights='existing' only"),
         ({"weights": "uniform", "scores": "magnitude"}, "scores is 'magnitude', which goes with weights='existing'"),
         ({"trainable": "*"}, "has nothing to mask"),

@@ -30,7 +30,7 @@ from iterand.planning import (
     plan_pruning,
 )
 from iterand.selection import GlobalRanking, RankingChoice
-from iterand.sparsity import Allocation, set_sparsity_
+from iterand.sparsity import Allocation, set_kept_
 from iterand.surgery import MaskedLayer, masked_layers, require_masked_layers, unwrap
 
 logger = logging.getLogger("iterand")
@@ -185,7 +185,7 @@ def _apply(plan: PruningPlan) -> None:
     for group, mask, weight in zip(plan.groups, plan.masks, plan.weights):
         surgery.attach(group, mask, weight)
     if any(isinstance(ranking, GlobalRanking) for ranking in plan.rankings):
-        set_sparsity_(plan.root, 1.0)
+        set_kept_(plan.masks, 1.0)  # each to its final sparsity
     surgery.adapt_root_(plan.root, plan.rankings)
     freezing.freeze_biases_(plan.zeroed_biases)
     freezing.freeze_norms_(plan.frozen_norms)

@@ -144,9 +144,9 @@ def _units(
 
 def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> "onnx.ModelProto":
     batches: tuple[Any, ...] = tuple({0: torch.export.Dim.AUTO} for _ in example)
-    parameters = [one.kind for one in inspect.signature(model.forward).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL in parameters:  # torch wants the shapes of *inputs as one entry
-        named = parameters.index(inspect.Parameter.VAR_POSITIONAL)
+    kinds = [one.kind for one in inspect.signature(model.forward).parameters.values()][: len(batches)]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:  # torch wants the shapes of *inputs as one entry
+        named = kinds.index(inspect.Parameter.VAR_POSITIONAL)
         batches = *batches[:named], batches[named:]
     try:
         with quiet(), torch.no_grad():
