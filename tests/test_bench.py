@@ -94,6 +94,16 @@ def test_table_for_people(cli):
     assert f"torch {torch.__version__}" in out
 
 
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_word_of_a_table_is_broken(cli, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    code, out, _ = cli("ticket", "--network", "resnet20", "--repeats", "1")
+    assert code == 0
+    for whole in ("resnet20", "signed_constant", "270,896", "distribution", "float32", "percent"):
+        assert whole in out.split(), out
+    assert max(map(len, out.splitlines())) <= width
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

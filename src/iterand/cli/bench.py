@@ -148,13 +148,28 @@ def _print(found: dict[str, Any]) -> None:
 
 
 def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
-    from iterand.lab.benchmarks.table import cell, columns, heading, is_number
+    """A table; or a block of lines for each row, where the columns do not fit without breaking words."""
+    from iterand.lab.benchmarks.table import FAILED, NOTE, cell, columns, heading, is_number
 
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", title_style="bold")
     names = columns(rows)
-    for column in names:
+    cells = [[cell(column, row.get(column)) for column in names] for row in rows]
+    widths = []
+    for column, found in zip(names, zip(*cells)):
+        unbroken = " ".join(found).split() if column in (NOTE, FAILED) else found  # remarks are sentences
+        widths.append(max(map(len, [*heading(column).split(), *unbroken])))
+    if sum(widths) + 2 * len(widths) > out.width:
+        out.print(title, style="bold", highlight=False)
+        for row in cells:
+            lines = Table.grid(padding=(0, 2))
+            for column, value in zip(names, row):
+                lines.add_row(f"[dim]{heading(column)}[/]", value)
+            out.print(lines)
+            out.print()
+        return
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", title_style="bold")
+    for column, width in zip(names, widths):
         right = any(is_number(row.get(column)) for row in rows)
-        table.add_column(heading(column), justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(cell(column, row.get(column)) for column in names))
+        table.add_column(heading(column), justify="right" if right else "left", min_width=width)
+    for row in cells:
+        table.add_row(*row)
     out.print(table)
