@@ -305,8 +305,13 @@ REFUSED = {
     "padding mode": (
         lambda: nn.Sequential(conv(padding_mode="circular")),
         (4, 5, 5),
-        "the network uses aten.pad at '0' with mode 'circular'; inference in C pads with zeros, as the padding of a "
-        "layer",
+        "the network uses aten.pad at '0' with mode 'circular'; inference in C pads with zeros only",
+    ),
+    "padding by itself": (
+        lambda: nn.Sequential(nn.ConstantPad2d(1, 0.0), conv()),
+        (4, 5, 5),
+        "the network uses aten.pad at '0' with mode 'constant'; inference in C pads only within a layer; give the next "
+        "layer the padding",
     ),
     "padding of one side": (
         lambda: nn.Sequential(conv(kernel=4, padding="same")),

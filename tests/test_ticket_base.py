@@ -225,7 +225,7 @@ def test_a_search_is_resumed_on_the_base(model, path):
     with pytest.raises(TicketError, match=r"the weights of 'body\.0\.weight' are not those that it masks"):
         ticket.resume_(iterand.prune_(other, 0.2, weights="existing", trainable="head"))
     random = iterand.prune_(build(), 0.2, exclude="head")
-    with pytest.raises(TicketError, match="has weight_distribution 'existing' in it and 'kaiming_uniform'"):
+    with pytest.raises(TicketError, match="has weight_distribution 'existing' in the ticket and 'kaiming_uniform'"):
         ticket.resume_(random)
 
 

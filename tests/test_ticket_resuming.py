@@ -61,7 +61,7 @@ def test_the_search_may_go_on_sparser(tmp_path):
 
 def test_the_search_does_not_go_on_denser(tmp_path):
     iterand.save_ticket(iterand.prune_(nn.Linear(8, 8), 0.5), tmp_path / "a.ticket")
-    with pytest.raises(TicketError, match=r"'weight' has sparsity 0\.5 in it and 0\.3 in the model"):
+    with pytest.raises(TicketError, match=r"'weight' has sparsity 0\.5 in the ticket and 0\.3 in the model"):
         iterand.read_ticket(tmp_path / "a.ticket").resume_(iterand.prune_(nn.Linear(8, 8), 0.3))
 
 
@@ -134,8 +134,11 @@ def test_scores_are_the_initial_ones_in_another_order(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seed": 1}, "'convolution.weight' has seed 0 in it and 1 in the model"),
-        ({"weights": "signed_constant"}, "has weight_distribution 'kaiming_uniform' in it and 'signed_constant'"),
+        ({"seed": 1}, "'convolution.weight' has seed 0 in the ticket and 1 in the model"),
+        (
+            {"weights": "signed_constant"},
+            "has weight_distribution 'kaiming_uniform' in the ticket and 'signed_constant'",
+        ),
         ({"exclude": ["free", "convolution"]}, "'convolution.weight' is masked in only one"),
     ],
 )

@@ -237,6 +237,8 @@ class TestLightning:
         from iterand.integrations.lightning import IteRand
 
         Module, trainer = make
+        with pytest.raises(ValueError, match="steppers is 3; it must be a function of the model"):
+            IteRand(0.6, steppers=3)
         with pytest.raises(ValueError, match="masks of GEM-Miner need ScoreFreezing and a schedule; give the callback"):
             trainer(IteRand(0.6, mask="gem_miner", preset=preset)).fit(Module(), trainer_scripts.batches())
 

@@ -165,8 +165,7 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float | str], 
     alone = own_sparsities(chosen, options.overrides, "overrides")
     free = [name for name in chosen if name not in alone]
     if isinstance(sparsity, Mapping):
-        given = cast(Mapping[str, float], sparsity)  # "dense" is read there as in overrides
-        alone |= mapped_sparsities({name: chosen[name] for name in free}, given, chosen)
+        alone |= mapped_sparsities({name: chosen[name] for name in free}, sparsity, chosen)
     elif options.ranking == "layer":
         shapes = {name: chosen[name][0].parameter.shape for name in free}
         alone |= allocate(shapes, sparsity, options.allocation)

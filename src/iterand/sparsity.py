@@ -231,7 +231,7 @@ def own_sparsities(
 
 
 def mapped_sparsities(
-    chosen: Mapping[str, list[Owner]], sparsity: Mapping[str, float], everything: Mapping[str, list[Owner]]
+    chosen: Mapping[str, list[Owner]], sparsity: Mapping[str, float | str], everything: Mapping[str, list[Owner]]
 ) -> dict[str, float]:
     """The sparsity of every layer from an explicit map, whose patterns name some of ``everything``."""
     own = own_sparsities(chosen, sparsity, "sparsity")
@@ -258,7 +258,7 @@ def refuse_empty(
         elif group[0].kind != "shift" and kept_count(count, settings.sparsity) == 0:
             raise ValueError(
                 f"sparsity {settings.sparsity:g} leaves none of the {count} weights of {settings.name!r}; "
-                "lower it, rank over the whole network, or give the layer an own one with overrides="
+                "lower it, rank over the whole network, or keep the layer dense"
             )
     kept = kept_count(pooled, sparsity)
     if pooled and kept < max(floors, 1):

@@ -344,7 +344,8 @@ class _Reader:
 
     def pad(self, call: _Call) -> Value:
         mode = call.arguments["mode"]
-        call.refuse(f" with mode {mode!r}; inference in C pads with zeros, as the padding of a layer")
+        zeros = "only within a layer; give the next layer the padding" if mode == "constant" else "with zeros only"
+        call.refuse(f" with mode {mode!r}; inference in C pads {zeros}")
 
 
 def _is_in_place(node: fx.Node) -> bool:

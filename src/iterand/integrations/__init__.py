@@ -24,10 +24,15 @@ class Search:
     """
 
     def __init__(
-        self, sparsity: float | Mapping[str, float] | None, steppers: MakeSteppers | None, options: dict[str, Any]
+        self, sparsity: float | Mapping[str, float | str] | None, steppers: MakeSteppers | None, options: dict[str, Any]
     ) -> None:
         if sparsity is None and options:
             raise ValueError(f"{', '.join(options)}: options of prune_, which needs a sparsity; give sparsity=, too")
+        if steppers is not None and not callable(steppers):
+            raise ValueError(
+                f"steppers is {steppers!r}; it must be a function of the model and the number of steps that gives "
+                "steppers"
+            )
         self.sparsity, self.options = sparsity, options
         self.steppers: list[Stepper] = []
         self._make_steppers = steppers

@@ -42,7 +42,7 @@ class IteRand(Callback):
 
     def __init__(
         self,
-        sparsity: float | Mapping[str, float] | None = None,
+        sparsity: float | Mapping[str, float | str] | None = None,
         *,
         steppers: MakeSteppers | None = None,
         **options: Any,

@@ -30,7 +30,7 @@ class IteRandCallback(TrainerCallback):
 
     def __init__(
         self,
-        sparsity: float | Mapping[str, float] | None = None,
+        sparsity: float | Mapping[str, float | str] | None = None,
         *,
         steppers: MakeSteppers | None = None,
         **options: Any,

@@ -127,7 +127,7 @@ def _build_network(ticket: Ticket) -> nn.Module:
         ticket.check_base(None)
     options = (ticket.recipe or {}).get("network")
     if not isinstance(options, dict) or not isinstance(options.get("name"), str):
-        raise TicketError("it has no recipe of a network inside; give load_ticket the model")
+        raise TicketError("it has no recipe of a network inside; in Python, give the model beside it")
     name = options["name"]
     if names_code(name):
         raise TicketError(
@@ -188,7 +188,7 @@ def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, Tick
         header, settings = layers[name].header, layer.parametrization.settings
         if tuple(layer.weight.shape) != header.shape:
             raise TicketError(
-                f"{name!r} has shape {list(header.shape)} in it and {list(layer.weight.shape)} in the model"
+                f"{name!r} has shape {list(header.shape)} in the ticket and {list(layer.weight.shape)} in the model"
             )
         if not (settings.is_standard and header.settings.is_standard):
             raise TicketError(
@@ -197,8 +197,8 @@ def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, Tick
             )
         if settings.sparsity < header.settings.sparsity:
             raise TicketError(
-                f"{name!r} has sparsity {header.settings.sparsity:g} in it and {settings.sparsity:g} in the model; "
-                "prune_ it with the same or a higher one"
+                f"{name!r} has sparsity {header.settings.sparsity:g} in the ticket and {settings.sparsity:g} in the "
+                "model; prune_ it with the same or a higher one"
             )
         if header.digest and settings.weight_distribution == distributions.EXISTING:
             if existing.digest(layer.weight) != header.digest:
@@ -210,7 +210,7 @@ def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, Tick
                 ours = settings.shared
             if ours != theirs:
                 raise TicketError(
-                    f"{name!r} has {field} {theirs!r} in it and {ours!r} in the model; prune_ it as it was"
+                    f"{name!r} has {field} {theirs!r} in the ticket and {ours!r} in the model; prune_ it as it was"
                 )
 
 
