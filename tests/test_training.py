@@ -18,7 +18,7 @@ from iterand.lab.training.environment import compute_settings
 from iterand.lab.training.folder import RunFolder, default_path, read_checkpoint, write_checkpoint
 from iterand.lab.training.methods import prepare
 from iterand.lab.training.recipe import Recipe, TrainingRecipe, recipe_keys
-from iterand.lab.training.run import _save_ticket, build_session, evaluate_run, run
+from iterand.lab.training.run import build_session, evaluate_run, run
 from iterand.lab.training.steps import EagerStep, compiling_pays, evaluate, loss, training_loss
 
 CPU = torch.device("cpu")
@@ -259,14 +259,6 @@ def test_run_and_ticket_evaluate_alike(tmp_path):
     by_ticket = evaluate_run(tmp_path / "model.ticket", device=CPU)
     assert by_run["test_loss"] == by_ticket["test_loss"] == result["test_loss"]
     assert by_run["test_accuracy"] == by_ticket["test_accuracy"] == result["test_accuracy"]
-
-
-def test_a_ticket_leaves_out_what_is_not_finite(tmp_path):
-    recipe = small()
-    data = load_data(recipe.data.name, CPU)
-    result = {"test_accuracy": 10.0, "test_loss": math.inf}
-    _save_ticket(build_session(recipe, data, CPU), data, result, tmp_path / "a.ticket")
-    assert iterand.read_ticket(tmp_path / "a.ticket").metrics == {"test_accuracy": 10.0}
 
 
 def test_evaluation_is_a_plain_mean():

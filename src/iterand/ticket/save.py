@@ -6,7 +6,6 @@ such as batch-norm statistics, are stored as byte planes.
 """
 
 import json
-import math
 import os
 import warnings
 from collections import defaultdict
@@ -59,7 +58,7 @@ def save_ticket(
         path: The file to write, in an existing folder. An existing file is replaced atomically.
         recipe: How the model was made, JSON-serializable. With ``recipe["network"]``, the name and the options of a
             network of ``iterand.lab.networks``, ``load_ticket`` needs no model.
-        metrics: Results such as the accuracy, JSON-serializable, with finite numbers only.
+        metrics: Results such as the accuracy, JSON-serializable. A number that is not finite becomes None.
         base: With existing weights, what to call them in messages, such as the name on the Hugging Face Hub (the
             default is the class of the model).
         half: Store the other tensors, such as batch-norm statistics, in float16: smaller, but not bit-equal. With
@@ -128,7 +127,7 @@ def ticket_bytes(
         base=base,
         base_tensors=base_tensors,
         recipe=_to_plain_json(recipe, "recipe"),
-        metrics=_check_metrics(metrics),
+        metrics=_to_plain_json(metrics, "metrics"),
     )
     packed = format.pack(to_json(header), data + encoded.stream)
     parse(packed)  # raises if a reader would refuse the file
@@ -196,27 +195,6 @@ def _to_plain_json(given: Mapping[str, Any] | None, what: str) -> dict[str, Any]
         raise ValueError(f"{what} holds half of a surrogate pair, which is no text")
     loaded: dict[str, Any] = json.loads(text, parse_constant=lambda constant: None)
     return loaded
-
-
-def _check_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The metrics after a round trip through JSON, which must not change them."""
-    plain = _to_plain_json(metrics, "metrics")
-    _refuse_changed("metrics", metrics)
-    return plain
-
-
-def _refuse_changed(where: str, value: Any) -> None:
-    """Refuse what JSON would change: keys that are no texts, and numbers that are not finite."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                raise ValueError(f"{where} has the key {shown(key)}; its keys must be texts")
-            _refuse_changed(f"{where}[{shown(key)}]", inner)
-    elif isinstance(value, (list, tuple)):
-        for index, inner in enumerate(value):
-            _refuse_changed(f"{where}[{index}]", inner)
-    elif isinstance(value, (float, Tensor, np.number)) and not math.isfinite(value):
-        raise ValueError(f"{where} is {float(value)}; it must be a finite number, so leave it out")
 
 
 def _scalar(value: Any) -> Any:

@@ -54,8 +54,8 @@ def from_toml(text: str, where: str, find: Callable[[str], Recipe] | None = None
 def read(path: Path, find: Callable[[str], Recipe] | None = None) -> Recipe:
     """The recipe in a file."""
     try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise RecipeError(f"cannot read the recipe {path}: this is no regular file")
+        if path.is_char_device() or path.is_block_device():  # which may have no end
+            raise RecipeError(f"cannot read the recipe {path}: this is a device, not a file")
         text = path.read_text(encoding="utf-8-sig")  # some editors begin a file with a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error

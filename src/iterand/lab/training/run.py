@@ -1,7 +1,6 @@
 """A run from start to end: recipe → data → network and masks → training loop → ticket → record."""
 
 import hashlib
-import math
 import statistics
 import time
 from contextlib import nullcontext
@@ -222,8 +221,7 @@ def _save_ticket(session: Session, data: Dataset[Split], result: dict[str, Any],
     """Save the network as a ticket; returns its size in bytes."""
     portable = recipe_file.without_places(session.recipe)
     settings = recipe_file.changed(portable) | {"network": ticket_options(portable, data)}
-    found = {name: round(result[name], 4) for name in _IN_TICKETS if name in result}
-    metrics = {name: value for name, value in found.items() if math.isfinite(value)}
+    metrics = {name: round(result[name], 4) for name in _IN_TICKETS if name in result}
     half: Literal[False, "exact"] = "exact" if portable.training.norm_statistics == "recomputed_half" else False
     save_ticket(session.model, path, recipe=settings, metrics=metrics, half=half)
     return path.stat().st_size
