@@ -347,7 +347,7 @@ def test_the_example_may_have_any_strides(tmp_path):
 @pytest.mark.parametrize("activations", ["float32", "int8"])
 def test_wrong_outputs_are_not_written(activations, tmp_path, monkeypatch):
     monkeypatch.setattr(export.Library, "__call__", lambda self, batch, threads: np.zeros((len(batch), 2), np.float32))
-    with pytest.raises(IterandError, match=r"differ from torch's by 1 of the largest; nothing is written"):
+    with pytest.raises(IterandError, match=r"differ from (torch's|those in float32) by 1 of the largest"):
         export_c(nn.Linear(4, 2).eval(), torch.randn(2, 4), tmp_path / "out", activations=activations)
     assert not (tmp_path / "out").exists()
 
