@@ -86,6 +86,7 @@ def emit(
     body = (f"    {line}" for line in ("number *arena = memory;", *writer.calls))
     run = ["void network_run(const float *input, float *output, void *memory) {", *body, "}"]
     settings = [*arithmetic.settings, f"#define NETWORK_OFFSETS {writer.decoded if coded else 1}"]
+    settings.append(f"#define NETWORK_MOST {writer.most}")
     if writer.lengths:
         uses = " || ".join(f"USES(size, {length})" for length in sorted(writer.lengths))
         settings.append(f"#define NETWORK_USES(size) ({uses})")
@@ -150,6 +151,8 @@ class _Writer:
         self.decoded = _DECODED
         self.lengths: set[int] = set()
         """Of the planes of layers, in pixels."""
+        self.most = 0
+        """Offsets of one sign that a channel has."""
         self.bytes = 0
         self.decoded_bytes = 0
         self.data: list[str] = []
@@ -212,6 +215,8 @@ class _Writer:
         self.array("uint16_t", f"{out}_counts", map(str, lists.counts))
         values, finishing = self._arithmetic.layer(self, node, lists)
         self.constant("weights_of", f"{out}_weights", [offsets, codes, f"{out}_counts", values, finishing, *numbers])
+        if lists.values is None and not self._arithmetic.gives_floats(out):
+            self.most = max(self.most, *lists.counts)
         self.decoded = max(self.decoded, *map(sum, zip(lists.counts[::2], lists.counts[1::2])))
         source = self._at(node.inputs[0].name)
         if isinstance(node, Convolution) and (gathered := self._plan.gatherings.get(out)):

@@ -18,7 +18,7 @@
 #endif
 
 #define VL ITERAND_VECTOR /* pixels in a vector */
-#if VL == 16
+#if VL == 16 || defined(__aarch64__)
 #define BLOCK 20 /* vectors in a block, at most: there are 32 registers */
 #else
 #define BLOCK 12

@@ -242,66 +242,72 @@ KERNEL void finish(vector sum, const constants *c, const number *residual, numbe
 #endif
 #define FINISH(i) finish(sum_##i, &c, NULL, out + (i) * VL);
 #define FINISH_WITH(i) finish(sum_##i, &c, residual + (i) * VL, out + (i) * VL);
+#define JOIN(i) sum_##i = JOINED(all[i], sum_##i);
+#define KEEP(i) all[i] = sum_##i;
 
-/* A block of VECTORS = FULL + 1 vectors, for at most TOGETHER offsets of each sign. */
-#define DEFINE_BLOCK(VECTORS, FULL)                                                                \
-    KERNEL void add_##VECTORS(const block *b) {                                                    \
-        const int32_t *const middle = b->offsets + b->plus, *const end = middle + b->minus, *offset = middle; \
-        const int32_t last = b->last;                                                              \
-        const constants c = constants_of(b);                                                       \
-        const number *const residual = b->residual;                                                \
-        number *const out = b->out;                                                                \
-        vector sum_last = NOTHING;                                                                 \
-        REPEAT_##FULL(ZERO)                                                                        \
-        for (; offset < end; offset++) {                                                           \
-            const number *from = b->in + *offset;                                                  \
-            REPEAT_##FULL(SUBTRACT) sum_last = SUBTRACTED(sum_last, from + last);                  \
-        }                                                                                          \
-        REPEAT_##FULL(NEGATE) sum_last = NEGATED(sum_last);                                        \
-        for (offset = b->offsets; offset < middle; offset++) {                                     \
-            const number *from = b->in + *offset;                                                  \
-            REPEAT_##FULL(ADD) sum_last = ADDED(sum_last, from + last);                            \
-        }                                                                                          \
-        if (residual) {                                                                            \
-            REPEAT_##FULL(FINISH_WITH) finish(sum_last, &c, residual + last, out + last);          \
-        } else {                                                                                   \
-            REPEAT_##FULL(FINISH) finish(sum_last, &c, NULL, out + last);                          \
-        }                                                                                          \
+#ifndef NETWORK_MOST
+#define NETWORK_MOST 65535 /* offsets of one sign that a channel of the network has */
+#endif
+#define UNTIL(begin, end) ((end) - (begin) > TOGETHER ? (begin) + TOGETHER : (end))
+#define MORE(condition) (NETWORK_MOST > TOGETHER && (condition))
+
+/* A block of VECTORS = FULL + 1 vectors. Sums of TOGETHER offsets of each sign are joined, and saturate. */
+#define DEFINE_BLOCK(VECTORS, FULL)                                                                 \
+    KERNEL void add_##VECTORS(const block *b) {                                                     \
+        const int32_t *plus = b->offsets, *minus = plus + b->plus, *const middle = minus, *const end = minus + b->minus; \
+        const int32_t last = b->last;                                                               \
+        const constants c = constants_of(b);                                                        \
+        const number *const residual = b->residual;                                                 \
+        number *const out = b->out;                                                                 \
+        vector all[VECTORS]; /* the sums of earlier offsets */                                      \
+        int32_t later;                                                                              \
+        for (later = 0;; later = 1) {                                                               \
+            const int32_t *const plus_end = UNTIL(plus, middle), *const minus_end = UNTIL(minus, end); \
+            vector sum_last = NOTHING;                                                              \
+            REPEAT_##FULL(ZERO)                                                                     \
+            for (; minus < minus_end; minus++) {                                                    \
+                const number *from = b->in + *minus;                                                \
+                REPEAT_##FULL(SUBTRACT) sum_last = SUBTRACTED(sum_last, from + last);               \
+            }                                                                                       \
+            REPEAT_##FULL(NEGATE) sum_last = NEGATED(sum_last);                                     \
+            for (; plus < plus_end; plus++) {                                                       \
+                const number *from = b->in + *plus;                                                 \
+                REPEAT_##FULL(ADD) sum_last = ADDED(sum_last, from + last);                         \
+            }                                                                                       \
+            if (later) {                                                                            \
+                REPEAT_##FULL(JOIN) sum_last = JOINED(all[FULL], sum_last);                         \
+            }                                                                                       \
+            if (MORE(plus < middle || minus < end)) {                                               \
+                REPEAT_##FULL(KEEP) all[FULL] = sum_last;                                           \
+            } else if (residual) {                                                                  \
+                REPEAT_##FULL(FINISH_WITH) finish(sum_last, &c, residual + last, out + last);       \
+                return;                                                                             \
+            } else {                                                                                \
+                REPEAT_##FULL(FINISH) finish(sum_last, &c, NULL, out + last);                       \
+                return;                                                                             \
+            }                                                                                       \
+        }                                                                                           \
     }
 
 DEFINE_BLOCKS
 
-/* One vector, for any number of offsets: sums of TOGETHER offsets of each sign are joined, and saturate. */
-KERNEL vector sum_of(const block *b, int32_t begin) {
+/* A plane that is shorter than a vector: what lies behind it is read too, but not written. */
+KERNEL void few(const block *b, int32_t length) {
+    const constants c = constants_of(b);
     const int32_t *plus = b->offsets, *minus = plus + b->plus, *const middle = minus, *const end = minus + b->minus;
-    const number *const in = b->in + begin;
     vector all = NOTHING;
+    number pixels[VL];
+    int32_t i;
     while (plus < middle || minus < end) {
-        const int32_t *const plus_end = middle - plus < TOGETHER ? middle : plus + TOGETHER;
-        const int32_t *const minus_end = end - minus < TOGETHER ? end : minus + TOGETHER;
+        const int32_t *const plus_end = UNTIL(plus, middle), *const minus_end = UNTIL(minus, end);
         vector sum = NOTHING;
-        for (; minus < minus_end; minus++) sum = SUBTRACTED(sum, in + *minus);
+        for (; minus < minus_end; minus++) sum = SUBTRACTED(sum, b->in + *minus);
         sum = NEGATED(sum);
-        for (; plus < plus_end; plus++) sum = ADDED(sum, in + *plus);
+        for (; plus < plus_end; plus++) sum = ADDED(sum, b->in + *plus);
         all = JOINED(all, sum);
     }
-    return all;
-}
-
-/* Vectors one by one. Of a plane that is shorter than a vector, what lies behind it is read too, but not written. */
-KERNEL void add_any(const block *b, int32_t vectors) {
-    const constants c = constants_of(b);
-    int32_t i;
-    if (b->last < 0) {
-        number pixels[VL];
-        finish(sum_of(b, 0), &c, b->residual, pixels);
-        for (i = 0; i < VL + b->last; i++) b->out[i] = pixels[i];
-        return;
-    }
-    for (i = 0; i < vectors; i++) {
-        const int32_t begin = i + 1 < vectors ? i * VL : b->last;
-        finish(sum_of(b, begin), &c, b->residual ? b->residual + begin : NULL, b->out + begin);
-    }
+    finish(all, &c, b->residual, pixels);
+    for (i = 0; i < length; i++) b->out[i] = pixels[i];
 }
 
 /* An output of the network. */
@@ -323,8 +329,8 @@ KERNEL void compute(const block *b, int32_t vectors, int32_t length) {
         write_float(b);
     else if (b->weights)
         multiply(b, b->last + VL);
-    else if (length < VL || b->plus > TOGETHER || b->minus > TOGETHER)
-        add_any(b, vectors);
+    else if (length < VL)
+        few(b, length);
     else
         switch (vectors) { SIZES(CASE) }
 }
