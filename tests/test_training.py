@@ -395,6 +395,21 @@ def test_a_record_names_our_commit_and_a_command_that_can_be_pasted(tmp_path, mo
     assert len(environment.describe(CPU)["commit"]) == 40
 
 
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"cat": "processor\t: 0\nmodel name\t: A processor\n"},
+        {"cat": "CPU part\t: 0xd0c\n", "lscpu": "Model name:  A processor\n"},
+    ],
+)
+def test_a_record_names_the_processor(tmp_path, monkeypatch, answers):
+    for name, answer in answers.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\nprintf '{answer}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment.describe(CPU)["hardware"]["cpu"] == "A processor"
+
+
 def test_a_run_computes_without_the_numbers_that_slow_a_cpu_down():
     def is_flushed():
         return bool((torch.full((2,), 2e-38) * 0.01 == 0).all())  # of a number that is none of them itself

@@ -142,9 +142,9 @@ INFERENCE_TITLES = {
 }  # fmt: skip
 
 
-def inference() -> Lines:
+def inference(record: str = "inference-cpu.json") -> Lines:
     """Tickets as machine code beside onnxruntime and torch."""
-    found = _rows("inference-cpu.json", "inference", "network", "batch", "threads", "runtime")
+    found = _rows(record, "inference", "network", "batch", "threads", "runtime")
     runtimes = ("iterand", "iterand-int8", "onnxruntime", "onnxruntime-int8", "torch")
     rows = []
     for name, title in INFERENCE_TITLES.items():
@@ -159,7 +159,12 @@ def inference() -> Lines:
     )
     head = ["", "million additions", "float32", "int8", "onnxruntime", "onnxruntime, int8", "torch"]
     head += ["speedup, float32", "speedup, float32, 32", "speedup, int8", "speedup, int8, 32"]
-    return [*conditions(read_json("inference-cpu.json"), what), *markdown(head, rows)]
+    return [*conditions(read_json(record), what), *markdown(head, rows)]
+
+
+def inference_arm() -> Lines:
+    """The same on an ARM processor."""
+    return inference("inference-arm.json")
 
 
 def inference_accuracy() -> Lines:
@@ -680,6 +685,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "engine-step": engine_step,
     "engine-loop": engine_loop,
     "inference": inference,
+    "inference-arm": inference_arm,
     "inference-accuracy": inference_accuracy,
     "microcontroller": microcontroller,
     "engine-cut": engine_cut,

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -124,11 +124,13 @@ def describe(device: "torch.device", world_size: int = 1) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    """The name of the processor, which Linux has in its list of processors, but not on ARM."""
+    for command in (["cat", "/proc/cpuinfo"], ["lscpu"], ["sysctl", "machdep.cpu.brand_string"]):
+        for line in _answer(command).splitlines():
+            name, _, value = line.partition(":")
+            if name.strip().lower() in ("model name", "machdep.cpu.brand_string"):
+                return value.strip()
+    return platform.processor() or platform.machine()
 
 
 def _commit() -> str | None:
@@ -142,8 +144,15 @@ def _commit() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
+    return _answer(["git", *arguments], folder).strip()
+
+
+def _answer(command: Sequence[str], folder: Path | None = None) -> str:
+    """What a program prints, in English; nothing if it fails."""
     try:
-        answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=5)
+        answer = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=5, env=os.environ | {"LC_ALL": "C"}
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return answer.stdout.strip()
+    return answer.stdout
