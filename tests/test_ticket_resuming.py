@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -34,6 +36,19 @@ def test_the_search_goes_on_from_the_ticket(tmp_path, weights, options):
     iterand.save_ticket(again, tmp_path / "b.ticket")
     plain = iterand.load_ticket(tmp_path / "b.ticket", Mixed()).eval()
     assert torch.equal(plain(SEQUENCES, WORDS), again(SEQUENCES, WORDS))
+
+
+def test_a_copy_of_a_resumed_model_goes_on_as_the_model_does(tmp_path):
+    iterand.save_ticket(mixed(), tmp_path / "a.ticket")
+    resumed = iterand.prune_(Mixed(), 0.5, exclude="free").eval()
+    iterand.read_ticket(tmp_path / "a.ticket").resume_(resumed)
+    copied = copy.deepcopy(resumed)
+    for model in (resumed, copied):
+        stir_(model, 11)
+        iterand.randomize_(model, 0.5)
+    for layer, other in zip(iterand.masked_layers(resumed).values(), iterand.masked_layers(copied).values()):
+        assert other.parametrization.history == layer.parametrization.history
+        assert other.weight.equal(layer.weight)
 
 
 def test_levels_stored_instead_of_draws_can_be_resumed(tmp_path, monkeypatch):

@@ -167,7 +167,7 @@ def resume_(model: nn.Module, layers: Mapping[str, TicketLayer], state: Mapping[
     draws = _all_draws(masked, layers, masks)  # may raise, before any change
     for name, layer in masked.items():
         parametrization = layer.parametrization
-        parametrization.history = list(layers[name].header.history.runs)
+        parametrization.set_history_(layers[name].header.history.runs)
         source = layers[name].header.settings.redraw_from
         parametrization.settings = replace(parametrization.settings, redraw_from=source)
         parametrization.hold_draws_up_to(int(draws[name].max()))
