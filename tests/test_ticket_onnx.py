@@ -132,6 +132,19 @@ def test_what_torch_cannot_export_is_said_in_one_sentence(tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_an_error_without_a_message_is_called_by_its_type(tmp_path):
+    class Untraced(nn.Linear):
+        def forward(self, inputs):
+            if torch.compiler.is_compiling():
+                raise AssertionError
+            return super().forward(inputs)
+
+    iterand.save_ticket(iterand.prune_(Untraced(3, 3), 0.5), tmp_path / "a.ticket")
+    plain = iterand.load_ticket(tmp_path / "a.ticket", Untraced(3, 3))
+    with pytest.raises(IterandError, match=r"torch cannot export Untraced to ONNX: AssertionError$"):
+        exporter.export_onnx(tmp_path / "a.ticket", plain, torch.ones(2, 3), tmp_path / "a.onnx")
+
+
 def test_a_forward_that_takes_any_number_of_inputs(tmp_path):
     class Added(nn.Linear):
         def forward(self, first, *others):

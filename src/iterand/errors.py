@@ -49,6 +49,11 @@ def sentence(error: Exception) -> str:
     return str(error)
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip()
+
+
 @contextmanager
 def extra(name: str, purpose: str) -> Iterator[None]:
     """Import optional packages in this block. If one is missing, MissingExtraError says how to install it.

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from iterand.backend import reference
 from iterand.backend.reference import Cut, RankBy
+from iterand.errors import first_line
 
 if TYPE_CHECKING:
     from iterand.backend.triton.cuts import FindCuts
@@ -42,8 +43,7 @@ def triton_problem(device: torch.device) -> str | None:
         score, kept = torch.zeros(8, device=device), torch.ones((), dtype=torch.int64, device=device)
         FindCuts([score], [kept]).run()
     except Exception as error:  # whatever a compiler or a driver may raise: Triton needs a C compiler and a recent GPU
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        logger.warning("without Triton's kernels, so slower than it could be: %s", reason)
+        logger.warning("without Triton's kernels, so slower than it could be: %s", first_line(error))
         return "Triton does not work here"
     return None
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from iterand.errors import first_line
+
 logger = logging.getLogger("iterand")
 
 Work = Callable[[Sequence[Tensor]], Tensor]
@@ -119,11 +121,6 @@ class GraphCache:
         while len(self._graphs) > _GRAPHS:
             self._graphs.popitem(last=False)
         return True
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says."""
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _reason(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from iterand.errors import IterandError
+from iterand.errors import IterandError, first_line
 from iterand.surgery import masked_layers, unwrap
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def export(model: nn.Module, shape: tuple[int, ...]) -> "ExportedProgram":
         try:
             return torch.export.export(model, (torch.zeros_like(batch),), strict=False)
         except Exception as error:
-            raise IterandError(f"torch.export cannot trace {kind}: {_reason(error)}") from error
+            raise IterandError(f"torch.export cannot trace {kind}: {first_line(error)}") from error
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def copied(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model)
     except Exception as error:
-        raise IterandError(f"{type(model).__name__} cannot be copied: {_reason(error)}") from error
+        raise IterandError(f"{type(model).__name__} cannot be copied: {first_line(error)}") from error
 
 
 def forward(model: nn.Module, *inputs: Tensor) -> Any:
@@ -69,12 +69,7 @@ def forward(model: nn.Module, *inputs: Tensor) -> Any:
     except Exception as error:
         shapes = [str(tuple(batch.shape[1:])) for batch in inputs]
         what = f"one input of shape {shapes[0]}" if len(shapes) == 1 else f"inputs of shapes {', '.join(shapes)}"
-        raise IterandError(f"{type(model).__name__} does not run on {what}: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """The first line of an error's message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise IterandError(f"{type(model).__name__} does not run on {what}: {first_line(error)}") from error
 
 
 @contextlib.contextmanager

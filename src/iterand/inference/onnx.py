@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from iterand.checks import shown
-from iterand.errors import IterandError, MissingExtraError
+from iterand.errors import IterandError, MissingExtraError, first_line
 from iterand.files import atomic_write
 from iterand.inference.models import evaluating, forward
 from iterand.surgery import unwrap
@@ -156,7 +156,7 @@ def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> "onnx.ModelProto
             )
             _decide_branches(program.model)
     except Exception as error:
-        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        reason = first_line(error.__cause__ or error)
         raise IterandError(f"torch cannot export {type(model).__name__} to ONNX: {reason}") from error
     proto: onnx.ModelProto = program.model_proto
     for node in [*proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output, proto.graph]:
@@ -240,8 +240,7 @@ def _difference(data: bytes, given: Tensor, example: tuple[Tensor, ...]) -> floa
         inputs = {entry.name: value.detach().numpy() for entry, value in zip(session.get_inputs(), example)}
         (found, *_) = session.run(None, inputs)
     except Exception as error:  # onnxruntime's own kinds, and what NumPy does not have
-        reason = str(error).strip().splitlines()[0]
-        raise IterandError(f"onnxruntime cannot run the network, so nothing is written: {reason}") from error
+        raise IterandError(f"onnxruntime cannot run the network, so nothing is written: {first_line(error)}") from error
     expected = given.numpy()
     if found.shape != expected.shape:
         return float("inf")

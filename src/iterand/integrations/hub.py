@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import nn
 
-from iterand.errors import TicketError, extra
+from iterand.errors import TicketError, extra, first_line
 from iterand.summarizing import summary
 from iterand.surgery import masked_layers
 from iterand.ticket import load_ticket, save_ticket
@@ -137,7 +137,7 @@ def _find_ticket(source: str | os.PathLike[str], **download: Any) -> Path:
     except HFValidationError:
         raise TicketError(f"{os.fspath(source)!r} is no folder that exists, and no repository 'user/name'") from None
     except (EntryNotFoundError, RepositoryNotFoundError) as error:
-        raise TicketError(f"{os.fspath(source)!r} has no {TICKET} on the Hub: {str(error).splitlines()[0]}") from None
+        raise TicketError(f"{os.fspath(source)!r} has no {TICKET} on the Hub: {first_line(error)}") from None
 
 
 @torch.no_grad()

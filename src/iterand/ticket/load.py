@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from iterand import distributions, existing, selection
 from iterand.checks import shown
-from iterand.errors import IterandError, TicketError
+from iterand.errors import IterandError, TicketError, first_line
 from iterand.parametrization import MaskedParametrization
 from iterand.settings import draw_weights
 from iterand.surgery import MaskedLayer, masked_layers, require_masked_layers, require_whole_rankings, unwrap
@@ -143,8 +143,7 @@ def _build_network(ticket: Ticket) -> nn.Module:
     except TicketError:
         raise
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        raise TicketError(f"the network of its recipe cannot be built: {reason}") from None
+        raise TicketError(f"the network of its recipe cannot be built: {first_line(error)}") from None
     check_fits(ticket, network)
     return network
 

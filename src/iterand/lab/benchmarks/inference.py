@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from iterand import load_ticket, prune_
 from iterand.checks import counted
-from iterand.errors import extra
+from iterand.errors import extra, first_line
 from iterand.inference.c.emitter import emit
 from iterand.inference.compiled import CompiledNetwork
 from iterand.inference.graph import Convolution, Linear, trace
 from iterand.inference.onnx import quiet
-from iterand.lab.benchmarks.table import FAILED, Notify, Options, Row, Table, reason
+from iterand.lab.benchmarks.table import FAILED, Notify, Options, Row, Table
 from iterand.lab.benchmarks.timing import spread, subject, subject_of, take_turns
 from iterand.lab.networks.external import TIMM, build_timm
 from iterand.lab.training import recipe_file
@@ -75,7 +75,7 @@ def _measure(
                 works[name]()
             except Exception as error:  # whatever a compiler or an exporter may raise
                 works.pop(name, None)
-                rows[name][FAILED] = reason(error)
+                rows[name][FAILED] = first_line(error)
         times = take_turns(works, options.count(gpu=15, cpu=15, short=3), _BURST_SECONDS, _CPU)
     dense = times.get("onnxruntime")
     for name, mine in times.items():

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from iterand.backend import triton_problem
-from iterand.lab.benchmarks.table import FAILED, Notify, Options, Row, Table, attempt, reason
+from iterand.errors import first_line
+from iterand.lab.benchmarks.table import FAILED, Notify, Options, Row, Table, attempt
 from iterand.lab.benchmarks.timing import Subject, burst, forget, spread, subject, take_turns, wait
 from iterand.lab.data import Batch
 from iterand.lab.training.session import Session
@@ -161,7 +162,7 @@ def _measure(name: str, way: Way, options: Options, notify: Notify) -> list[Row]
     try:
         timed = _in_turns({method: contender(method) for method in whole}, options) if whole else {}
     except Exception as error:
-        timed = {method: {FAILED: reason(error)} for method in whole}
+        timed = {method: {FAILED: first_line(error)} for method in whole}
     forget(device)
     for method in whole:
         rows[method] |= timed[method]

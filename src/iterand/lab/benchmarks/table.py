@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from iterand.errors import first_line
 from iterand.lab.benchmarks.timing import Spread, forget
 from iterand.lab.report.formatting import size
 
@@ -87,14 +88,9 @@ def attempt(row: Row, work: Callable[[], Row], device: torch.device) -> Row:
     try:
         return row | work()
     except Exception as error:  # out of memory, or whatever a compiler or a driver may raise
-        return row | {FAILED: reason(error)}
+        return row | {FAILED: first_line(error)}
     finally:
         forget(device)
-
-
-def reason(error: Exception) -> str:
-    """The first line of an error."""
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Any
 
-from iterand.errors import IterandError, MissingExtraError
+from iterand.errors import IterandError, MissingExtraError, first_line
 from iterand.lab.data.dataset import data_folder
 from iterand.lab.experiments.local import Event, Reporter, Task, UnexpectedError, do
 from iterand.lab.training.environment import Interrupted, StopRequest, stop_request
@@ -146,9 +146,9 @@ def _outcome(reference: "ObjectRef[Any]") -> tuple[str, dict[str, Any]]:
         kind, value = ray.get(reference)
         return kind, value
     except RayTaskError as error:  # before the run started: no iterand on that machine, or no GPU for torch
-        return "failed", {"error": f"its worker could not start it: {_first_line(error.cause)}"}
+        return "failed", {"error": f"its worker could not start it: {first_line(error.cause).rstrip('.')}"}
     except RayError as error:
-        return "failed", {"error": f"Ray gave it up, {RETRIES} retries included: {_first_line(error)}"}
+        return "failed", {"error": f"Ray gave it up, {RETRIES} retries included: {first_line(error).rstrip('.')}"}
 
 
 def _stop(running: dict["ObjectRef[Any]", Task]) -> None:
@@ -182,14 +182,9 @@ def _check_address(address: str) -> None:
 
 def _no_cluster(address: str, error: Exception) -> str:
     return (
-        f"no Ray cluster to use at {address!r} ({_first_line(error)}); start one with ray start --head, "
+        f"no Ray cluster to use at {address!r} ({first_line(error).rstrip('.')}); start one with ray start --head, "
         "set RAY_AUTH_MODE=token if it asks for a token, or leave --address out to use this machine alone"
     )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def _work(task: Task, number: int, command: list[str], mark: Path, queue: "Queue") -> tuple[str, dict[str, Any]]:

@@ -29,7 +29,7 @@ from torch.nn.utils import parametrize
 
 from iterand import philox
 from iterand.checks import counted
-from iterand.errors import IterandError
+from iterand.errors import IterandError, first_line
 from iterand.lab.data import Batch, Split
 from iterand.lab.data.dataset import Random
 from iterand.lab.training.environment import Interrupted
@@ -360,7 +360,7 @@ def _name_the_lost(store: Store, number: int, count: int, error: Exception) -> E
     if any(store.get(f"ended/{rank}") for rank in ended) or number != min(ended):
         return ReportedByOtherRank()
     lost = [rank for rank in range(count) if rank not in ended]
-    what = f"the ranks lost contact with each other ({str(error).splitlines()[0]})"
+    what = f"the ranks lost contact with each other ({first_line(error)})"
     if lost:
         names = f"rank {lost[0]}" if len(lost) == 1 else f"ranks {', '.join(map(str, lost))}"
         what = f"{names} ended without a word: killed, out of memory, or cut off"

@@ -13,8 +13,9 @@ from torch.func import functional_call
 
 from iterand.engine.convolution import narrow_
 from iterand.engine.fusion import fuse_
-from iterand.engine.graph import GraphCache, first_line
+from iterand.engine.graph import GraphCache
 from iterand.engine.step import TrainingStep
+from iterand.errors import first_line
 from iterand.lab.data import Batch, Split
 from iterand.lab.networks.external import is_external
 from iterand.lab.networks.resnet import ResidualBlock
