@@ -145,6 +145,17 @@ def test_an_error_without_a_message_is_called_by_its_type(tmp_path):
         exporter.export_onnx(tmp_path / "a.ticket", plain, torch.ones(2, 3), tmp_path / "a.onnx")
 
 
+def test_outputs_may_be_truth_values(tmp_path):
+    class Positive(nn.Linear):
+        def forward(self, inputs):
+            return super().forward(inputs) > 0
+
+    iterand.save_ticket(iterand.prune_(Positive(3, 3), 0.5), tmp_path / "a.ticket")
+    plain = iterand.load_ticket(tmp_path / "a.ticket", Positive(3, 3))
+    found = exporter.export_onnx(tmp_path / "a.ticket", plain, torch.randn(4, 3), tmp_path / "a.onnx")
+    assert found.difference == 0
+
+
 def test_a_forward_that_takes_any_number_of_inputs(tmp_path):
     class Added(nn.Linear):
         def forward(self, first, *others):

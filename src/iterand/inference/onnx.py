@@ -244,7 +244,8 @@ def _difference(data: bytes, given: Tensor, example: tuple[Tensor, ...]) -> floa
     expected = given.numpy()
     if found.shape != expected.shape:
         return float("inf")
-    return float(np.abs(found - expected).max() / max(np.abs(expected).max(), np.finfo(np.float32).tiny))
+    difference = np.abs(np.subtract(found, expected, dtype=np.float64)).max()  # of truth values, too
+    return float(difference / max(np.abs(expected).max(), np.finfo(np.float32).tiny))
 
 
 @contextlib.contextmanager
