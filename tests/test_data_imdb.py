@@ -5,6 +5,7 @@ import re
 import shutil
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -224,6 +225,15 @@ class TestCache:
         made_up_data.write_imdb_csv(tmp_path)
         (tmp_path / "cache").write_text("a file in the way")
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        assert len(load_data("imdb", CPU, tmp_path).train) == 28
+
+    def test_without_a_home_loading_works_too(self, tmp_path, monkeypatch):
+        def homeless():
+            raise RuntimeError("Could not determine home directory.")
+
+        made_up_data.write_imdb_csv(tmp_path)
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", homeless)
         assert len(load_data("imdb", CPU, tmp_path).train) == 28
 
 

@@ -1,4 +1,4 @@
-"""Atomic file writes (``atomic_write``), new folders (``new_folder``, ``require_writable``), locks (``locked``)."""
+"""Atomic writes (``atomic_write``), new folders (``new_folder``), the cache (``user_cache``), locks (``locked``)."""
 
 import math
 import os
@@ -92,7 +92,7 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-# New folders.
+# Folders.
 
 
 @contextmanager
@@ -112,6 +112,15 @@ def require_writable(folder: Path) -> None:
     """Raise an OSError that names the folder if no file can be created in it; nothing is left there."""
     with new_folder(folder), _errors_name(folder), tempfile.TemporaryFile(dir=folder):
         pass
+
+
+def user_cache() -> Path | None:
+    """The folder of this package among the caches of the user; None if the user has no home."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+    return base / "iterand" if base.is_absolute() else None
 
 
 # Lock files.

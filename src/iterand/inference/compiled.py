@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from iterand.checks import check_int
 from iterand.errors import IterandError
-from iterand.files import atomic_write
+from iterand.files import atomic_write, user_cache
 from iterand.inference.c.emitter import Source, emit
 from iterand.inference.graph import FoldedModule, Graph, trace
 from iterand.inference.models import copied
@@ -170,7 +170,7 @@ def _library_or_module(graph: Graph, sample: Tensor | None) -> "Library | Folded
         )
         return FoldedModule(graph)
     source = emit(graph, activations=None if sample is None else calibrate(graph, sample))
-    return Library(_Cache().library(source, compiler), source)
+    return Library(_cached_library(source, compiler), source)
 
 
 class Library:
@@ -252,52 +252,46 @@ def _run_compiler(command: Sequence[str], folder: Path) -> "subprocess.Completed
         raise IterandError(f"{command[0]} cannot be run: {error.strerror or error}") from None
 
 
-class _Cache:
-    """Built libraries in a folder of the user's own, each with a file of its SHA-256.
+def _cached_library(source: Source, compiler: Sequence[str]) -> Path:
+    """The library of a source, from the cache if it is there.
 
-    The name of a library is a digest of its source, the compiler and the processor. A file that others could have
-    written, that has changed, or that was not built here is built again and never loaded.
+    The cache is a folder of the user's own, with a file of its SHA-256 beside each library. The name of a library is a
+    digest of its source, the compiler and the processor. A file that others could have written, that has changed, or
+    that was not built here is built again and never loaded.
     """
+    key, cache = _key(source, compiler), _private_cache()
+    path = None if cache is None else cache / f"{key}.so"
+    if path is not None and _is_intact(path):
+        return path
+    folder = tempfile.mkdtemp(prefix="iterand-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    built = build(source, compiler, Path(folder))
+    if path is None:
+        return built
+    data = built.read_bytes()
+    try:
+        for old in (path, _seal(path)):  # with their permissions
+            old.unlink(missing_ok=True)
+        atomic_write(path, data)
+        atomic_write(_seal(path), json.dumps({"sha256": hashlib.sha256(data).hexdigest(), "key": key}).encode())
+    except OSError:  # full, or not writable
+        return built
+    return path if _is_intact(path) else built
 
-    def __init__(self) -> None:
-        try:
-            base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        except RuntimeError:  # no home
-            base = Path()
-        self._folder = base / "iterand" / "compiled"
 
-    def library(self, source: Source, compiler: Sequence[str]) -> Path:
-        """The library of a source, from the cache if it is there."""
-        key = _key(source, compiler)
-        path = self._folder / f"{key}.so"
-        private = self._is_private()
-        if private and _is_intact(path):
-            return path
-        folder = tempfile.mkdtemp(prefix="iterand-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        built = build(source, compiler, Path(folder))
-        if not private:
-            return built
-        data = built.read_bytes()
-        try:
-            for old in (path, _seal(path)):  # with their permissions
-                old.unlink(missing_ok=True)
-            atomic_write(path, data)
-            atomic_write(_seal(path), json.dumps({"sha256": hashlib.sha256(data).hexdigest(), "key": key}).encode())
-        except OSError:  # full, or not writable
-            return built
-        return path if _is_intact(path) else built
-
-    def _is_private(self) -> bool:
-        """Whether the cache can be used: made by the user, writable by nobody else."""
-        if not self._folder.is_absolute():
-            return False
-        try:
-            for folder in (self._folder.parent, self._folder):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return _is_own(self._folder.parent) and _is_own(self._folder)
-        except OSError:
-            return False
+def _private_cache() -> Path | None:
+    """The folder of the cache; None unless it is made by the user and writable by nobody else."""
+    base = user_cache()
+    if base is None:
+        return None
+    try:
+        for folder in (base, base / "compiled"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_own(folder):
+                return None
+    except OSError:
+        return None
+    return base / "compiled"
 
 
 def _key(source: Source, compiler: Sequence[str]) -> str:

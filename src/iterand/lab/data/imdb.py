@@ -5,7 +5,6 @@ import csv
 import gzip
 import hashlib
 import io
-import os
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from iterand.errors import DataError
-from iterand.files import atomic_write
+from iterand.files import atomic_write, user_cache
 from iterand.lab.data.dataset import Dataset, Located, Options, Progress, find_layout, fixed_order, limited
 from iterand.lab.data.download import ARCHIVES, md5
 from iterand.lab.data.reading import PORTION, damaged, members, require_memory, unreadable
@@ -265,7 +264,7 @@ def cached(
 
     The name must contain a digest of everything that the value depends on, so that a cache file is never stale.
     """
-    paths = [folder / name for folder in (root / "cache", _user_cache())]
+    paths = [folder / name for folder in (root / "cache", user_cache()) if folder]
     for path in paths:
         with contextlib.suppress(OSError, ValueError):
             return parse(path.read_bytes())
@@ -275,7 +274,3 @@ def cached(
             atomic_write(path, dump(value))
             break
     return value
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iterand"
