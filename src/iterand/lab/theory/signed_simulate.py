@@ -112,9 +112,7 @@ def width_draws(count: int, rounds: int, *, trials: int) -> float:
     return sign_draws(2 * trials * (2 * count / (1 - 2 * q * q) + count / 2), rounds)
 
 
-def pool_failures(
-    pool: Pool, base: int, layers: int, rounds: int, *, trials: int, seed: int = 0, progress: Progress = silent
-) -> Estimate:
+def pool_failures(pool: Pool, base: int, layers: int, rounds: int, *, trials: int, seed: int = 0) -> Estimate:
     """How often a random network has no chain with all digits equal to h in these pools, for w > 0."""
     bounds.check_count("trials", trials)
     sizes = _signs_by_layer(pool, layers)
@@ -124,20 +122,18 @@ def pool_failures(
     )
     failed = 0
     for start, together in _batches(trials, max(sizes)):
-        failed += int((~_chains(pool, base, layers, rounds, seed, start, together, progress)).sum())
+        failed += int((~_chains(pool, base, layers, rounds, seed, start, together)).sum())
     return estimate(failed, trials)
 
 
-def _chains(
-    pool: Pool, base: int, layers: int, rounds: int, seed: int, start: int, trials: int, progress: Progress
-) -> Tensor:
+def _chains(pool: Pool, base: int, layers: int, rounds: int, seed: int, start: int, trials: int) -> Tensor:
     """Whether each trial has both of its chains."""
 
     def seen(layer: int, *shape: int) -> FirstDraws:
         size = math.prod(shape)
         index = torch.arange(start * size, (start + trials) * size).view(trials, *shape)
         key = philox.key(seed, f"theory.signed_depth.{layer}")
-        return FirstDraws(*(draw < rounds for draw in first_draws(index, rounds, key, progress)))
+        return FirstDraws(*(draw < rounds for draw in first_draws(index, rounds, key)))
 
     half = pool.width // 2
     u = seen(0, 2 * half)

@@ -164,10 +164,10 @@ def failure_rows(
     return rows
 
 
-def slope_rows(cases: Sequence[tuple[int, ...]] = SMALL) -> list[SlopeRow]:
+def slope_rows() -> list[SlopeRow]:
     """The best possible network with free signs, by exhaustive search, against digits and the bound."""
     rows = []
-    for widths in cases:
+    for widths in SMALL:
         layers, half = len(widths) + 1, min(widths) // 2
         digits = half if layers == 2 else signed_depth.largest(half - 1, layers) if half > 1 else 0
         bound = math.prod(widths) // (2 if layers == 2 else 4)

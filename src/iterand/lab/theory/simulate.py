@@ -188,17 +188,16 @@ class HalfDraws:
         return estimate(int(failed.sum()), failed.numel())
 
 
-def width_draws(epsilon: float, rounds: int, *, weight: float = 1.0, trials: int) -> float:
+def width_draws(epsilon: float, rounds: int, *, trials: int) -> float:
     """How many draws ``simulated_width`` makes on average."""
     bounds.check_count("trials", trials)
-    tolerance = exact.scalar_tolerance(epsilon)
-    hit_u, hit_v = exact.hit_probability(1.0, tolerance.u), exact.hit_probability(weight, tolerance.v)
-    draws_u, draws_v = expected_draws(hit_u, rounds), expected_draws(hit_v, rounds)
-    serving = _serving(epsilon, rounds, weight)
+    hit = exact.hit_probability(1.0, exact.scalar_tolerance(epsilon).u)  # the same for u and v
+    each = expected_draws(hit, rounds)
+    serving = _serving(epsilon, rounds)
     block = _block(serving, 2 * trials)
     found = serving * expected_draws(serving, block)  # the share of halves that a block completes
     neurons = 2 * trials * block / found
-    return neurons * (draws_u + draws_u * hit_u * draws_v)
+    return neurons * (each + each * hit * each)
 
 
 def _block(serving: float, halves: int) -> int:
@@ -206,11 +205,10 @@ def _block(serving: float, halves: int) -> int:
     return max(1, min(math.ceil(2 / serving), philox.CHUNK // halves))
 
 
-def _serving(epsilon: float, rounds: int, weight: float) -> float:
+def _serving(epsilon: float, rounds: int) -> float:
     """The probability that a neuron serves: one of R draws of u hits, and one of v."""
-    tolerance = exact.scalar_tolerance(epsilon)
-    hits = exact.hit_probability(1.0, tolerance.u), exact.hit_probability(weight, tolerance.v)
-    return math.prod(hit * expected_draws(hit, rounds) for hit in hits)
+    hit = exact.hit_probability(1.0, exact.scalar_tolerance(epsilon).u)
+    return (hit * expected_draws(hit, rounds)) ** 2
 
 
 def simulated_width(
@@ -218,36 +216,34 @@ def simulated_width(
     delta: float,
     rounds: int,
     *,
-    weight: float = 1.0,
     trials: int = 1_000,
     seed: int = 0,
     progress: Progress = silent,
 ) -> int:
-    """The width that was enough for f(x) = w·x in a share 1 − δ of simulated trials, by the event of Lemma A.4.
+    """The width that was enough for f(x) = x in a share 1 − δ of simulated trials, by the event of Lemma A.4.
 
     Every half draws new neurons until one serves; the width of a trial is twice the larger number of its two halves.
     """
     bounds.check_delta(delta)
     for name, value in (("rounds", rounds), ("trials", trials)):
         bounds.check_count(name, value)
-    tolerance = exact.scalar_tolerance(epsilon)
     what = f"simulating the width for epsilon {epsilon:g} and {counted(rounds, 'round')}"
-    check_draws(width_draws(epsilon, rounds, weight=weight, trials=trials), what)
+    check_draws(width_draws(epsilon, rounds, trials=trials), what)
     memory.require(2 * trials * _WEIGHT_BYTES, f"simulating {counted(trials, 'trial')}", "lower the number of trials")
     key = philox.key(seed, "theory.width")
     needed = torch.zeros(2 * trials, dtype=torch.int64)
     active = torch.arange(2 * trials)
-    serving = _serving(epsilon, rounds, weight)
+    serving, tolerance = _serving(epsilon, rounds), exact.scalar_tolerance(epsilon)
     while active.numel():
         block = _block(serving, active.numel())
         neurons = needed[active, None] + torch.arange(block)
         # Neuron n of half h has the unique index 2·(h + n·halves) for u, and the next one for v.
         index = 2 * (active[:, None] + neurons * needed.numel()).reshape(-1)
         served = torch.zeros(index.numel(), dtype=torch.bool)
-        served[_hits(index, 1.0, tolerance.u, rounds, key, progress)] = True
+        served[_hits(index, tolerance.u, rounds, key, progress)] = True
         candidates = served.nonzero().squeeze(1)
         served[candidates] = False
-        served[candidates[_hits(index[candidates] + 1, weight, tolerance.v, rounds, key, progress)]] = True
+        served[candidates[_hits(index[candidates] + 1, tolerance.v, rounds, key, progress)]] = True
         done = served.view(-1, block)
         needed[active] += torch.where(done.any(dim=1), done.to(torch.uint8).argmax(dim=1) + 1, block)
         active = active[~done.any(dim=1)]
@@ -255,10 +251,11 @@ def simulated_width(
     return 2 * int(copies[math.ceil((1 - delta) * trials) - 1])
 
 
-def _hits(index: Tensor, center: float, tolerance: float, rounds: int, key: Key, progress: Progress) -> Tensor:
+def _hits(index: Tensor, tolerance: float, rounds: int, key: Key, progress: Progress) -> Tensor:
+    """Which of these weights come near 1."""
     if not index.numel():
         return index
-    at, within = (torch.full(index.shape, value, dtype=torch.float64) for value in (center, tolerance))
+    at, within = (torch.full(index.shape, value, dtype=torch.float64) for value in (1.0, tolerance))
     return search(index, at, within, rounds, key, progress).hit.nonzero().squeeze(1)
 
 
