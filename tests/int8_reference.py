@@ -6,7 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from iterand.inference.graph import Add, Affine, AveragePool, Concatenate, Convolution, Flatten, Linear, MaxPool
+from iterand.inference.nodes import Add, Affine, AveragePool, Concatenate, Convolution, Flatten, Linear, MaxPool
 
 
 def clip16(numbers):

@@ -14,20 +14,18 @@ from torch.nn import functional as F
 import iterand
 from inference_networks import CASES, RELU, MadeUp, Wired, conv, norm, scramble_
 from iterand.errors import IterandError
-from iterand.inference.graph import (
+from iterand.inference.graph import FoldedModule, trace, without_unread_channels
+from iterand.inference.nodes import (
     Add,
     Affine,
     AveragePool,
     Concatenate,
     Convolution,
     Flatten,
-    FoldedModule,
     Linear,
     MaxPool,
     Node,
     Value,
-    trace,
-    without_unread_channels,
 )
 from iterand.lab.networks import build_network
 

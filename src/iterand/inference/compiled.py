@@ -27,8 +27,9 @@ from iterand.checks import check_int
 from iterand.errors import IterandError
 from iterand.files import atomic_write, user_cache
 from iterand.inference.c.emitter import Source, emit
-from iterand.inference.graph import FoldedModule, Graph, trace
+from iterand.inference.graph import FoldedModule, trace
 from iterand.inference.models import copied
+from iterand.inference.nodes import Graph
 from iterand.inference.quantization import Activations, calibrate, check_difference, check_sample, difference_of_bytes
 from iterand.surgery import unwrap
 from iterand.ticket import Ticket, load_ticket

@@ -29,23 +29,6 @@ from iterand.inference.nodes import (
 )
 from iterand.inference.tracing import read
 
-__all__ = [
-    "Add",
-    "Affine",
-    "AveragePool",
-    "Concatenate",
-    "Convolution",
-    "Flatten",
-    "FoldedModule",
-    "Graph",
-    "Linear",
-    "MaxPool",
-    "Node",
-    "Value",
-    "trace",
-    "without_unread_channels",
-]
-
 
 def trace(model: nn.Module, example: Tensor) -> Graph:
     """The operations of a network in eval mode; the model itself is not changed.

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from iterand.errors import IterandError
 from iterand.inference.c.emitter import Source, emit
 from iterand.inference.compiled import Library, build, find_compiler
-from iterand.inference.graph import Graph, trace
+from iterand.inference.graph import trace
 from iterand.inference.models import evaluating
+from iterand.inference.nodes import Graph
 from iterand.inference.quantization import Activations, calibrate, check_difference, check_sample, relative_difference
 from iterand.ticket import Ticket, read_ticket
 from iterand.ticket.load import check_loaded

@@ -17,7 +17,8 @@ from iterand.checks import counted
 from iterand.errors import extra, first_line
 from iterand.inference.c.emitter import emit
 from iterand.inference.compiled import CompiledNetwork
-from iterand.inference.graph import Convolution, Linear, trace
+from iterand.inference.graph import trace
+from iterand.inference.nodes import Convolution, Linear
 from iterand.inference.onnx import quiet
 from iterand.lab.benchmarks.table import FAILED, Notify, Options, Row, Table
 from iterand.lab.benchmarks.timing import spread, subject, subject_of, take_turns
