@@ -10,6 +10,7 @@ from rich.table import Table
 from iterand.checks import counted
 from iterand.cli import options
 from iterand.cli.console import out, print_json, progress_bar, warn
+from iterand.cli.options import Json
 from iterand.errors import IterandError
 from iterand.lab.report.formatting import machine
 
@@ -73,7 +74,7 @@ def bench(
         str, typer.Option(help="auto, cpu, cuda or cuda:N; ticket, tasks and inference are measured on a CPU.")
     ] = "auto",
     data_dir: Annotated[Path | None, typer.Option(help="For epoch: folder of the data sets.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure how fast training and its parts are on this machine."""
     from iterand.lab.benchmarks import catalog

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from iterand.cli import options
 from iterand.cli.console import Bars, err, out, print_json, progress_bar, say
+from iterand.cli.options import Json
 from iterand.errors import DataError
 from iterand.lab.report.formatting import size
 
@@ -27,7 +28,6 @@ Name = Annotated[
     typer.Argument(help=f"One of {', '.join(options.DATASETS)}; without it, all.", autocompletion=_complete),
 ]
 DataDir = Annotated[Path | None, typer.Option(help=f"Folder of the data sets (${options.DATA_VARIABLE}, else ./data).")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()

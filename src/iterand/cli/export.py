@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iterand.cli.console import err, print_json, say
-from iterand.cli.ticket import File, Json, decoded, read
+from iterand.cli.options import Json
+from iterand.cli.ticket import File, decoded, read
 from iterand.errors import IterandError, RecipeError, TicketError
 from iterand.files import atomic_write
 from iterand.lab.report.formatting import size

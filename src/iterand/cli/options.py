@@ -1,7 +1,12 @@
-"""Names and limits for help and tab completion, without importing torch."""
+"""Options that several commands have, and names for help and tab completion, without importing torch."""
 
 from collections.abc import Callable, Iterable
 from importlib.resources import files
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 BENCHMARKS = ("step", "loop", "select", "randomize", "augment", "epoch", "ticket", "tasks", "inference")
 DATASETS = ("digits", "cifar10", "imagenet", "imdb")

@@ -19,8 +19,9 @@ from rich.table import Table
 
 from iterand.cli import options
 from iterand.cli.console import err, out, print_json, progress_bar, say, warn
-from iterand.cli.train import Compile, DataDir, Device, Graph, Json
-from iterand.lab.report.formatting import size
+from iterand.cli.options import Json
+from iterand.cli.train import Compile, DataDir, Device, Graph
+from iterand.lab.report.formatting import plus_minus, size
 from iterand.lab.training.environment import Interrupted
 
 if TYPE_CHECKING:
@@ -229,20 +230,16 @@ def _table(experiment: "Experiment", cells: list["CellResult"], scale: str) -> T
         milliseconds = row["randomization_milliseconds"]
         texts = {
             "trained": "yes" if row["trains_weights"] else "never",
-            f"{measured} ({unit})": _spread(row),
+            f"{measured} ({unit})": plus_minus(row["mean"], row["std"]),
             "n": str(row["n"]),
             _RANDOMIZATION: f"{milliseconds:.2f}" if milliseconds else "—",
-            "paper": _spread(row["paper"]) if row["paper"] else "",
+            "paper": plus_minus(row["paper"]["mean"], row["paper"]["std"]) if row["paper"] else "",
             "weights kept": f"{row['kept']:,} / {row['weights']:,}",
             "float32": size(row["float32_bytes"]),
             "ticket": size(row["ticket_bytes"]) if row["ticket_bytes"] else "—",
         }
         table.add_row(row["label"], *(texts[column] for column in columns))
     return table
-
-
-def _spread(number: dict[str, Any]) -> str:
-    return f"{number['mean']:.2f}" + ("" if number["std"] is None else f" ± {number['std']:.2f}")
 
 
 # Progress of the runs

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from iterand.checks import counted, shown
 from iterand.cli.console import counting, err, out, print_json
+from iterand.cli.options import Json
 from iterand.errors import extra
 
 if TYPE_CHECKING:
@@ -53,7 +54,6 @@ RandomWeights = Annotated[
 Trials = Annotated[int, typer.Option(help="Number of simulated networks.")]
 Seed = Annotated[int, typer.Option(help="Seed of all draws.")]
 Plot = Annotated[Path | None, typer.Option(callback=_check_plot, help="Also plot into this file (svg, png, pdf).")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()

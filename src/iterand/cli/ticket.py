@@ -12,6 +12,7 @@ from rich.table import Table
 
 from iterand.checks import counted
 from iterand.cli.console import err, out, print_json, printable, say
+from iterand.cli.options import Json
 from iterand.errors import IterandError, TicketError
 from iterand.lab.report.formatting import size
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Show and verify tickets.")
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A ticket.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 _SHORTEST_NAME = 16  # columns of a layer's name, however narrow the terminal is
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from iterand.checks import counted
 from iterand.cli import options
 from iterand.cli.console import ProgressObserver, err, out, print_json, progress_bar, say, write
+from iterand.cli.options import Json
 from iterand.errors import IterandError
 from iterand.lab.report.formatting import size
 
@@ -33,7 +34,6 @@ Compile = Annotated[
     ),
 ]
 Graph = Annotated[bool, typer.Option(help="On a GPU: capture a step as a CUDA graph.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def train(
