@@ -29,11 +29,6 @@ class _Affine(int):
         return repr(bool(self))
 
 
-def freeze_biases_(biases: list[Owner]) -> None:
-    """Set these parameters to zero and stop training them."""
-    _freeze_(biases)
-
-
 def freeze_norms_(affine: list[Owner]) -> None:
     """Fix norms and layer scales at their neutral values: a factor at one, what is added at zero.
 
@@ -49,12 +44,7 @@ def freeze_norms_(affine: list[Owner]) -> None:
         else:
             module.register_parameter(owner.attribute, None)
             _record(module, owner.attribute, owner.parameter.requires_grad, affine=False)
-    _freeze_(left)
-
-
-def freeze_values_(frozen: list[Owner]) -> None:
-    """Stop training these parameters. Their values stay."""
-    _freeze_(frozen, fill=False)
+    freeze_(left)
 
 
 def thaw_(model: nn.Module) -> None:
@@ -92,7 +82,8 @@ def _identity(attribute: str) -> float:
     return 1.0 if attribute == "weight" else 0.0
 
 
-def _freeze_(frozen: list[Owner], *, fill: bool = True) -> None:
+def freeze_(frozen: list[Owner], *, fill: bool = True) -> None:
+    """Stop training these parameters, at their neutral values; without ``fill`` they keep theirs."""
     trained = {id(owner.parameter): owner.parameter.requires_grad for owner in frozen}
     for owner in frozen:
         _record(owner.module, owner.attribute, trained[id(owner.parameter)], affine=True)

@@ -187,9 +187,9 @@ def _apply(plan: PruningPlan) -> None:
     if any(isinstance(ranking, GlobalRanking) for ranking in plan.rankings):
         set_kept_(plan.masks, 1.0)  # each to its final sparsity
     surgery.adapt_root_(plan.root, plan.rankings)
-    freezing.freeze_biases_(plan.zeroed_biases)
+    freezing.freeze_(plan.zeroed_biases)
     freezing.freeze_norms_(plan.frozen_norms)
-    freezing.freeze_values_(plan.frozen_values)
+    freezing.freeze_(plan.frozen_values, fill=False)
     if any(mask.is_existing for mask in plan.masks):
         existing.note_before_(plan.root, plan.frozen_values)
     if plan.left_alone:
@@ -264,7 +264,7 @@ def masked_weight(layer: MaskedLayer, multipliers: Tensor) -> Tensor:
 def refuse_computed_further(layers: Iterable[MaskedLayer]) -> None:
     """Refuse tensors that are not their masked weights, since something else is computed from these."""
     for layer in layers:
-        if any(len(surgery.parametrizations(*owner)) > 1 for owner in layer.owners):
+        if any(len(maskable.parametrized(module)[attribute]) > 1 for module, attribute in layer.owners):
             raise ValueError(f"{layer.name!r} has another parametrization on top of its mask; remove that one first")
 
 

@@ -222,7 +222,7 @@ def detach(module: nn.Module, attribute: str, parameter: nn.Parameter) -> None:
         plain = generated.__bases__[0]
     else:
         plain = type(generated.__name__, generated.__bases__, _namespace(generated, attribute))
-    module.__class__ = _replace_base(type(module), generated, plain)
+    module.__class__ = replace_base(type(module), generated, plain)
     module.register_parameter(attribute, parameter)
     order = getattr(module, _ORDER)
     later = [name for name in module._parameters if name not in order]
@@ -234,11 +234,6 @@ def detach(module: nn.Module, attribute: str, parameter: nn.Parameter) -> None:
         module.__dict__.pop(_TIED, None)
     if isinstance(module, nn.RNNBase):
         module._init_flat_weights()
-
-
-def parametrizations(module: nn.Module, attribute: str) -> nn.ModuleList:
-    """The parametrizations of one tensor."""
-    return cast(nn.ModuleList, cast(nn.ModuleDict, module.parametrizations)[attribute])
 
 
 def adapt_root_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]]) -> None:
@@ -284,7 +279,7 @@ def adapt_root_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]])
         namespace["tie_weights"] = tie_weights
     caching = type(base.__name__, (base,), namespace)
     setattr(root, _RANKINGS, rankings)
-    root.__class__ = _replace_base(type(root), base, caching)
+    root.__class__ = replace_base(type(root), base, caching)
 
 
 def restore_root_(root: nn.Module) -> None:
@@ -292,7 +287,7 @@ def restore_root_(root: nn.Module) -> None:
     if _RANKINGS in root.__dict__:
         delattr(root, _RANKINGS)
         caching = next(kind for kind in type(root).__mro__ if _CUTS in vars(kind))
-        root.__class__ = _replace_base(type(root), caching, caching.__bases__[0])
+        root.__class__ = replace_base(type(root), caching, caching.__bases__[0])
 
 
 def _class_of_parametrizations(module: nn.Module) -> type | None:
@@ -304,11 +299,11 @@ def _class_of_parametrizations(module: nn.Module) -> type | None:
     return None
 
 
-def _replace_base(kind: type, old: type, new: type) -> type:
+def replace_base(kind: type, old: type, new: type) -> type:
     """A class with the base ``old`` replaced by ``new``. Classes between them are recreated."""
     if kind is old:
         return new
-    bases = tuple(_replace_base(base, old, new) if old in base.__mro__ else base for base in kind.__bases__)
+    bases = tuple(replace_base(base, old, new) if old in base.__mro__ else base for base in kind.__bases__)
     return type(kind.__name__, bases, _namespace(kind))
 
 

@@ -34,7 +34,7 @@ from iterand.lab.data import Batch, Split
 from iterand.lab.data.dataset import Random
 from iterand.lab.training.environment import Interrupted
 from iterand.lab.training.folder import Checkpoint
-from iterand.surgery import masked_layers
+from iterand.surgery import masked_layers, replace_base
 
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for another that hangs; that a rank has ended is noticed at once."""
@@ -231,8 +231,7 @@ def share_batch_norms_(model: nn.Module, device: torch.device) -> None:
             module.__class__ = shared
         elif parametrize.is_parametrized(module) and kind.__bases__[0] in _ORDINARY:
             # Its bias is masked: torch's parametrize has given it a class of its own.
-            own = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
-            module.__class__ = type(kind.__name__, (shared,), own)
+            module.__class__ = replace_base(kind, kind.__bases__[0], shared)
         else:
             continue
         if device.type == "cuda":
