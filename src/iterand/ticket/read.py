@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from iterand import distributions, existing, memory, philox
+from iterand import distributions, existing, memory
 from iterand.checks import check_path
 from iterand.errors import TicketError
 from iterand.settings import draw_weights
@@ -186,7 +186,7 @@ class TicketLayer:
         model = self.header.mask_model
         if model.alphabet < 2:
             return torch.full(self.header.shape, self.header.kept > 0, device="cpu")
-        return torch.from_numpy(self._sequence("mask", model, 0).view(np.bool_)).view(self.header.shape)
+        return torch.from_numpy(self._join("mask", model, 2 * self.number).view(np.bool_)).view(self.header.shape)
 
     def levels(self) -> Tensor | None:
         """The level of every kept weight, in index order. None if the ticket stores draws."""
@@ -202,7 +202,7 @@ class TicketLayer:
         redrawn = stored.nonzero().squeeze(1)
         index = draws.kept_indices(self.mask if mask is None else mask)[redrawn]
         latest = self.header.stored == "latest"
-        found = draws.draws(index, stored[redrawn], self._key, self.header.history, latest=latest)
+        found = draws.draws(index, stored[redrawn], self.header.settings.key, self.header.history, latest=latest)
         if not found.all():
             raise TicketError(
                 f"layer {self.header.name!r} holds a draw of a round in which the weight's coin stayed up"
@@ -253,10 +253,6 @@ class TicketLayer:
         """The coded symbols of mask and kept weights."""
         return self.stream.symbols[2 * self.number], self.stream.symbols[2 * self.number + 1]
 
-    @property
-    def _key(self) -> philox.Key:
-        return self.header.settings.key
-
     def _distribution(self) -> distributions.Distribution:
         header = self.header
         try:
@@ -282,13 +278,11 @@ class TicketLayer:
         """``values[symbol]`` for every kept weight."""
         if not self.header.kept:
             return torch.from_numpy(values)
-        sequence = self._sequence("kept weights", self.header.value_model, 1)
+        sequence = self._join("kept weights", self.header.value_model, 2 * self.number + 1)
         return torch.from_numpy(values.take(sequence))
 
-    def _sequence(self, what: str, model: codec.Model, which: int) -> codec.Symbols:
-        return self._join(what, model, 2 * self.number + which)
-
     def _join(self, what: str, model: codec.Model, sequence: int) -> codec.Symbols:
+        """A sequence of the stream by its number."""
         try:
             return model.join(self.stream.symbols[sequence])
         except ValueError as error:

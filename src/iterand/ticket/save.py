@@ -1,8 +1,7 @@
 """Save a masked model as a ticket (``save_ticket``).
 
 The tensors of the model are split into masked ones and others. Masks and kept weights are entropy-coded
-(`iterand.ticket.encode`). The other tensors,
-such as batch-norm statistics, are stored as byte planes.
+(`iterand.ticket.encode`). The other tensors, such as batch-norm statistics, are stored as byte planes.
 """
 
 import json
