@@ -16,7 +16,7 @@ from iterand.lab.experiments.library import profile_names
 from iterand.lab.experiments.sweep import gpu_minutes, has_estimate
 from iterand.lab.report.formatting import Comparison, Summary, compare, summarize
 from iterand.lab.training import recipe_file
-from iterand.lab.training.folder import _RECORD_FAMILY, PER_EPOCH, RECORD, check_record, read_record
+from iterand.lab.training.folder import PER_EPOCH, RECORD, RECORD_FAMILY, check_record, read_record
 from iterand.lab.training.recipe import Recipe
 
 _BEGINNING = 1 << 20  # characters of a file that are searched for the format of records
@@ -98,7 +98,7 @@ def _read(path: Path) -> Any:
             raise
         return None
     kind = value.get("format") if isinstance(value, dict) else None
-    return value if path.name == RECORD or str(kind).startswith(_RECORD_FAMILY) else None
+    return value if path.name == RECORD or str(kind).startswith(RECORD_FAMILY) else None
 
 
 def _names_format(path: Path) -> bool:
@@ -106,7 +106,7 @@ def _names_format(path: Path) -> bool:
     if not path.is_file():
         return False
     with path.open(encoding="utf-8", errors="replace") as file:
-        return _RECORD_FAMILY in file.read(_BEGINNING)
+        return RECORD_FAMILY in file.read(_BEGINNING)
 
 
 def _record(value: Any, name: Path, written: float) -> Record:

@@ -309,7 +309,7 @@ def _digest(tensors: dict[str, Tensor], state: str) -> str:
 # Records
 
 RECORD_FORMAT = "iterand record 1"
-_RECORD_FAMILY = RECORD_FORMAT.rpartition(" ")[0]
+RECORD_FAMILY = RECORD_FORMAT.rpartition(" ")[0]
 """The common prefix of the formats of all versions."""
 
 PER_EPOCH = {"epoch": 1e9, "train_accuracy": 100.0, "validation_accuracy": 100.0}
