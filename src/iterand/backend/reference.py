@@ -187,13 +187,15 @@ def apply_mask(weight: Tensor, ranked: Tensor, cut: Cut) -> Tensor:
     """
     if weight.device.type == "cpu" and all(map(holds_numbers, (weight, ranked))):  # NaN raises where its cut is found
         mask = match_layout(mask_of(ranked.detach(), cut), weight)
-        bits = weight.detach().view(_BITS[weight.dtype.itemsize]) & mask.view(torch.int8).neg()  # faster than where
+        bits = bit_patterns(weight.detach()) & mask.view(torch.int8).neg()  # faster than where
         return bits.view(weight.dtype)
     zero = torch.where(cut.threshold.isnan(), cut.threshold, 0.0).to(weight.dtype)
     return torch.where(match_layout(keeps(ranked, cut), weight), weight, zero)
 
 
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+def bit_patterns(weight: Tensor) -> Tensor:
+    """The bits of floating-point weights, as integers."""
+    return weight.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.itemsize])
 
 
 def holds_numbers(tensor: Tensor) -> bool:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from iterand import existing, mask_kinds
+from iterand.backend.reference import bit_patterns
 from iterand.masking import masked_weight
 from iterand.parametrization import MaskedParametrization, calculate_multipliers
 from iterand.settings import draw_weights
@@ -129,7 +130,7 @@ def _mask_layers(layers: Sequence[MaskedLayer]) -> list[_Masked]:
             unit = float(mask_kinds.mean_magnitude(layer.weight, multipliers != 0, state.unit))
         else:
             unit = state.unit
-        kept = torch.from_numpy(_take(_bits(masked), index)).view(masked.dtype)
+        kept = torch.from_numpy(_take(bit_patterns(masked), index)).view(masked.dtype)
         multiplied = mask_kinds.has_multipliers(state.settings.mask)
         taken = cast(NDArray[np.int8], _take(multipliers, index)) if multiplied else np.ones(0, np.int8)
         found.append(_Masked(layer, index, _take(layer.draw, index).astype(np.int32), taken, kept, unit))
@@ -184,10 +185,10 @@ def _encode_levels(one: _Masked) -> _KeptWeights | None:
     if not 0 < len(levels) <= _MAX_LEVELS:
         return None
     values = torch.tensor(levels, dtype=torch.float32, device="cpu") * one.unit
-    weight = _bits(one.masked).numpy()
+    weight = bit_patterns(one.masked).numpy()
     symbols = np.zeros(weight.shape, dtype=np.uint8)
     counts: dict[int, int] = {}
-    for level, bits in zip(levels, _bits(values.to(one.masked.dtype)).tolist()):
+    for level, bits in zip(levels, bit_patterns(values.to(one.masked.dtype)).tolist()):
         equal = weight == bits
         if count := int(np.count_nonzero(equal)):
             if counts:  # the first symbol is 0
@@ -235,8 +236,8 @@ def _to_symbols(numbers: Bits) -> tuple[codec.Symbols, dict[int, int]]:
 def _check_weights(one: _Masked, drawn: Tensor) -> None:
     """Refuse weights that differ from the drawn ones, for instance trained weights."""
     dtype = one.layer.weight.dtype
-    weight = _take(_bits(one.layer.weight.detach()), one.index)
-    given = _bits(drawn.to(dtype)).numpy()
+    weight = _take(bit_patterns(one.layer.weight.detach()), one.index)
+    given = bit_patterns(drawn.to(dtype)).numpy()
     if not np.array_equal(given, weight):
         first = int(np.flatnonzero(given != weight)[0])
         held, expected = (torch.tensor(bits[first], device="cpu").view(dtype).item() for bits in (weight, given))
@@ -251,8 +252,3 @@ def _take(tensor: Tensor, index: Tensor) -> Bits:
     """The elements at these flat indices, on the host."""
     found: Bits = tensor.to("cpu").reshape(-1).numpy()[index.numpy()]
     return found
-
-
-def _bits(weight: Tensor) -> Tensor:
-    """The bit patterns of the weights, as integers."""
-    return weight.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[weight.itemsize])

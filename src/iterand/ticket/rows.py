@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from iterand.backend.reference import match_layout
+from iterand.backend.reference import bit_patterns, match_layout
 from iterand.distributions import is_conv1d
 
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Layers that compute each row of a batch by itself, with the parameters that they hold.
 _ROWWISE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding, nn.LayerNorm)
 _FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # read the parameters of their layers without calling them
@@ -152,7 +151,6 @@ def apply_packed(base: Tensor, packed: Tensor, out: Tensor | None = None) -> Ten
         shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
         mask = ((packed[:, None] >> shifts) & 1).bool().view(-1)[:count].view(base.shape)
         return out.copy_(torch.where(match_layout(mask, base), base, 0.0))
-    kind = _INTEGERS[base.dtype.itemsize]
-    weights, masked = base.reshape(-1).view(kind).numpy(), out.view(-1).view(kind).numpy()
+    weights, masked = (bit_patterns(one.view(-1)).numpy() for one in (base, out))
     np.multiply(weights, np.unpackbits(packed.numpy())[:count], out=masked)  # bit patterns, times 0 or 1
     return out
