@@ -19,7 +19,7 @@ from iterand import distributions, existing, memory
 from iterand.checks import check_path
 from iterand.errors import TicketError
 from iterand.settings import draw_weights
-from iterand.ticket import codec, draws, format, load
+from iterand.ticket import codec, draws, format, resume
 from iterand.ticket.header import Header, LayerHeader, from_json
 
 # Limit on the elements a ticket describes: a constant, plus a multiple of the file size. It bounds the memory and time
@@ -139,14 +139,14 @@ class Ticket:
         its mask is a subset of the ticket's. A ticket contains neither scores nor pruned weights: kept weights get the
         highest of the model's initial scores, and pruned weights their initial values.
         """
-        load.resume_(model, self.layers, self.other_tensors())
+        resume.resume_(model, self.layers, self.other_tensors())
 
     def hold_zeros_(self, model: nn.Module) -> list[RemovableHandle]:
         """Keep the pruned weights of an unmasked model at zero while any optimizer trains the others.
 
         Hooks set their gradients to zero. Call ``remove()`` on the returned handles to train all weights again.
         """
-        return load.hold_zeros_(model, self.layers)
+        return resume.hold_zeros_(model, self.layers)
 
 
 class Stream:
