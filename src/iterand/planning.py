@@ -130,25 +130,8 @@ class PruningPlan:
 def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float | str], options: PruningOptions) -> PruningPlan:
     """Decide and check everything; the model is only read."""
     root = unwrap(model)
-    if isinstance(root, (torch.jit.ScriptModule, torch.fx.GraphModule)):
-        raise ValueError("model was traced or scripted, so it is made from another module; prune_ that one")
-    if root is not model and any(isinstance(part, nn.parallel.DistributedDataParallel) for part in model.modules()):
-        raise ValueError("the model is wrapped in DistributedDataParallel already; prune_ it first, then wrap it")
-    for name in masked_layers(root):
-        raise ValueError(f"{name!r} is masked already; fold_ the model first")
-    if isinstance(sparsity, Mapping):
-        refuse_beside_mapping(options.ranking, options.allocation, options.floor)
-        sparsity = as_mapping("sparsity", sparsity)
-    else:
-        sparsity = check_sparsity(sparsity)
-    if options.allocation != "uniform" and options.ranking == "global":
-        raise ValueError(
-            f"allocation is {options.allocation!r}, which needs ranking='layer'; set that, or leave it out"
-        )
-    if options.floor and options.ranking != "global":
-        raise ValueError(
-            f"floor is {options.floor!r}, which only counts with ranking='global'; set that, or leave floor out"
-        )
+    _refuse_model(model, root)
+    sparsity = _checked_sparsity(sparsity, options)
     if options.norms == "shifted" and not maskable.has_shifts(root):
         raise ValueError(f"norms is 'shifted', but {type(root).__name__} has no norm that adds anything; leave it out")
     usual = ("weight", "shift") if options.norms == "shifted" else ("weight",)
@@ -237,6 +220,35 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float | str], 
         frozen_values=frozen_values,
         left_alone=[] if settled else maskable.left_over(everything, options.exclude, parameters),
     )
+
+
+def _refuse_model(model: nn.Module, root: nn.Module) -> None:
+    """Refuse a model that is made from another, wrapped too early, or masked already."""
+    if isinstance(root, (torch.jit.ScriptModule, torch.fx.GraphModule)):
+        raise ValueError("model was traced or scripted, so it is made from another module; prune_ that one")
+    if root is not model and any(isinstance(part, nn.parallel.DistributedDataParallel) for part in model.modules()):
+        raise ValueError("the model is wrapped in DistributedDataParallel already; prune_ it first, then wrap it")
+    for name in masked_layers(root):
+        raise ValueError(f"{name!r} is masked already; fold_ the model first")
+
+
+def _checked_sparsity(
+    sparsity: float | Mapping[str, float | str], options: PruningOptions
+) -> float | dict[str, float | str]:
+    """The sparsity, or what patterns are mapped to; refuses options that do not go with it or with each other."""
+    if isinstance(sparsity, Mapping):
+        refuse_beside_mapping(options.ranking, options.allocation, options.floor)
+        return as_mapping("sparsity", sparsity)
+    sparsity = check_sparsity(sparsity)
+    if options.allocation != "uniform" and options.ranking == "global":
+        raise ValueError(
+            f"allocation is {options.allocation!r}, which needs ranking='layer'; set that, or leave it out"
+        )
+    if options.floor and options.ranking != "global":
+        raise ValueError(
+            f"floor is {options.floor!r}, which only counts with ranking='global'; set that, or leave floor out"
+        )
+    return sparsity
 
 
 def check_gain(value: Any) -> float:
