@@ -207,6 +207,15 @@ def test_nan_is_refused():
     iterand.prune_(model, 0.2, weights="existing", exclude="head")
 
 
+def test_a_model_may_have_sparse_buffers(tmp_path):
+    model = nn.Linear(4, 4)
+    model.register_buffer("graph", torch.eye(4).to_sparse())
+    iterand.prune_(model, 0.5, weights="existing")
+    assert model(torch.ones(2, 4)).shape == (2, 4)
+    with pytest.raises(ValueError, match=r"'graph' in the model's state is torch.sparse_coo; a ticket holds dense"):
+        iterand.save_ticket(model, tmp_path / "a.ticket")
+
+
 def test_existing_weights_are_not_randomized():
     model = iterand.prune_(build(), 0.2, weights="existing", ranking="global")
     for randomize in (iterand.randomize_, iterand.IterativeRandomization):

@@ -73,6 +73,8 @@ def note_before_(root: nn.Module, frozen: Iterable[Owner]) -> None:
 def _may_change(name: str, tensor: object) -> bool:
     if not isinstance(tensor, Tensor) or tensor.is_meta or ".parametrizations." in f".{name}":
         return False
+    if tensor.layout is not torch.strided:  # a ticket holds none
+        return False
     return tensor.requires_grad or not isinstance(tensor, nn.Parameter)
 
 
