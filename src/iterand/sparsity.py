@@ -90,7 +90,7 @@ def _check_reached(name: str, sparsity: float, masks: Iterable[MaskedParametriza
 
 
 def set_kept_(masks: Sequence[MaskedParametrization], sparsity: float) -> None:
-    """The same for all masks of a model, with every member of their rankings, without a host sync."""
+    """``set_sparsity_`` for all masks of a model, with every member of their rankings, without a host sync."""
     counts: dict[MaskedParametrization, int] = {}
     for mask in masks:
         if mask not in counts:
