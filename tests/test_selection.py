@@ -103,6 +103,18 @@ def test_double_precision_is_not_rounded():
     assert iterand.calculate_mask(scores, 0.5).tolist() == [False] * 5 + [True] * 5
 
 
+@pytest.mark.parametrize("sparsity", [0.5, 1.0])
+def test_whole_numbers_are_not_rounded(sparsity):
+    large = torch.tensor([1 << 24, (1 << 24) + 1, -(1 << 62), (1 << 62) + 1, 1 << 62, 0])
+    kept = sorted(large.tolist(), reverse=True)[: 3 if sparsity < 1 else 0]
+    assert sorted(large[iterand.calculate_mask(large, sparsity)].tolist(), reverse=True) == kept
+
+
+def test_complex_scores_are_refused():
+    with pytest.raises(ValueError, match=r"scores are torch.complex64, which has no order"):
+        iterand.calculate_mask(torch.tensor([1j, 2j]), 0.5)
+
+
 def test_scores_are_left_alone_and_get_no_gradient():
     scores = torch.randn(9, requires_grad=True)
     before = scores.detach().clone()

@@ -45,8 +45,11 @@ def calculate_mask(scores: Tensor, sparsity: float, *, rank_by: RankBy = "score"
     """
     if not isinstance(scores, Tensor):
         raise ValueError(f"scores is {shown(scores)}; it must be a tensor")
+    if scores.is_complex():
+        raise ValueError(f"scores are {scores.dtype}, which has no order; they must be real numbers")
     ranked = reference.ranking_key(scores.detach(), rank_by)
-    ranked = ranked if ranked.dtype in (torch.float32, torch.float64) else ranked.float()
+    if ranked.dtype not in (torch.float32, torch.float64):
+        ranked = ranked.float() if ranked.is_floating_point() else ranked.long()
     if ranked.isnan().any():
         raise reference.nan_error("scores")
     kept = torch.tensor(kept_count(scores.numel(), check_sparsity(sparsity)), device=scores.device)
