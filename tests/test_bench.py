@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from functools import partial
 
 import pytest
@@ -155,6 +156,14 @@ def test_what_fails_gives_a_reason_and_the_others_go_on(cli, monkeypatch):
     assert "much more" not in out
     assert out.count("(") >= 4, "two augmentations were measured"
     assert err == "warning: some could not be measured; the table says why\n"
+
+
+@pytest.mark.parametrize("width", [45, 80])
+def test_a_package_that_is_missing_is_named_with_its_extra(cli, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    _, out, _ = cli("tasks", "--network", "minilm", "--repeats", "1")
+    assert "pip install 'iterand[transformers]'" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(

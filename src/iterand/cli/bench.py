@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from iterand.checks import counted
@@ -163,7 +164,7 @@ def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
         for row in cells:
             lines = Table.grid(padding=(0, 2))
             for column, value in zip(names, row):
-                lines.add_row(f"[dim]{heading(column)}[/]", value)
+                lines.add_row(f"[dim]{heading(column)}[/]", escape(value))
             out.print(lines)
             out.print()
         return
@@ -172,5 +173,5 @@ def _print_table(title: str, rows: list[dict[str, Any]]) -> None:
         right = any(is_number(row.get(column)) for row in rows)
         table.add_column(heading(column), justify="right" if right else "left", min_width=width)
     for row in cells:
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     out.print(table)
