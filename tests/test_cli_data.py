@@ -1,6 +1,7 @@
 """``iterand data``: what is printed, and with which exit code."""
 
 import hashlib
+import importlib.util
 import json
 
 import pytest
@@ -153,6 +154,11 @@ class TestCheck:
     def test_what_is_not_there(self, tmp_path):
         assert "imdb is not in" in run("check", "imdb", code=1).stderr
         assert run("check").stdout == "digits: 1,797 images\n"
+
+    def test_nothing_is_there(self, monkeypatch):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # scikit-learn is not installed
+        with pytest.raises(DataError, match=r"no data set is in .*; 'iterand data status' says how to get them"):
+            run("check")
 
 
 def test_usage():

@@ -75,7 +75,10 @@ def check(name: Name = None, data_dir: DataDir = None, json: Json = False) -> No
 
     root = data_folder(data_dir)
     results: dict[str, dict[str, str | bool]] = {}
-    for entry in [name] if name else [each for each in _names(None) if catalog.status(each, root).located]:
+    names = [name] if name else [each for each in _names(None) if catalog.status(each, root).located]
+    if not names:
+        raise DataError(f"no data set is in {root}; 'iterand data status' says how to get them")
+    for entry in names:
         try:
             with _images_bar(entry) as advance:
                 results[entry] = {"right": True, "found": catalog.check(entry, root, advance)}
