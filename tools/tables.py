@@ -142,7 +142,7 @@ def digits() -> Lines:
             f"{result['kept']:,} / {result['weights']:,}", size(4 * result["weights"]),
             size(tickets) if tickets else "—",
         ])  # fmt: skip
-    what = "Test accuracy in % on scikit-learn's digits, Kaiming uniform weights, width ρ = 0.25"
+    what = "Test accuracy in % on scikit-learn's digits, Kaiming uniform weights, a quarter of the width (ρ = 0.25)"
     head = ["method", "weights trained", "test accuracy", "weights kept", "float32", "ticket (mean)"]
     return [*caption(what, found, 5, "iterand reproduce digits --seeds 5"), *markdown(head, rows, left=2)]
 
