@@ -86,7 +86,9 @@ def prune_(
             ``"kaiming_uniform"``, 1, ``"layer"``, ``"fixed"``. ``"recommended"``: ``"signed_constant"``; for a model
             with norms ``"global"``, and ``"shifted"`` if a norm has a shift; for one without them a gain of
             (1 − p)^(−1/4). ``recommended_steppers`` goes with it.
-        weights: D_param, the distribution of the weights; or ``"existing"``.
+        weights: D_param, the distribution of the weights: ``"kaiming_uniform"`` (between ±√(6 / fan_in)),
+            ``"kaiming_normal"``, ``"signed_constant"`` (±√(2 / fan_in) with equal chances), ``"uniform"`` (between ±1)
+            or one of your own; or ``"existing"``.
         gain: What the weights are multiplied by. Above 1 it helps a model without norms, in which pruning makes
             activations smaller in every layer.
         scores: D_score, the distribution of the initial scores. For existing weights ``"magnitude_rank"`` (the default)

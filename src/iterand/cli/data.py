@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from iterand.cli import options
 from iterand.cli.console import Bars, err, out, print_json, progress_bar, say
-from iterand.cli.options import Json
+from iterand.cli.options import DataDir, Json
 from iterand.errors import DataError
 from iterand.lab.report.formatting import size
 
@@ -27,7 +26,6 @@ Name = Annotated[
     str | None,
     typer.Argument(help=f"One of {', '.join(options.DATASETS)}; without it, all.", autocompletion=_complete),
 ]
-DataDir = Annotated[Path | None, typer.Option(help=f"Folder of the data sets (${options.DATA_VARIABLE}, else ./data).")]
 
 
 @app.command()

@@ -2,10 +2,14 @@
 
 from collections.abc import Callable, Iterable
 from importlib.resources import files
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+DATA_VARIABLE = "ITERAND_DATA"
+
+DataDir = Annotated[Path | None, typer.Option(help=f"Folder of the data sets (${DATA_VARIABLE}, else ./data).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 BENCHMARKS = ("step", "loop", "select", "randomize", "augment", "epoch", "ticket", "tasks", "inference")
@@ -34,7 +38,6 @@ EXPERIMENTS = (
 )
 PROFILES = ("paper", "text", "best")
 SCALES = ("full", "tiny")
-DATA_VARIABLE = "ITERAND_DATA"
 QUALITY = 95  # JPEG quality of packed images that were scaled
 
 

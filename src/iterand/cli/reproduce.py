@@ -19,8 +19,8 @@ from rich.table import Table
 
 from iterand.cli import options
 from iterand.cli.console import err, out, print_json, progress_bar, say, warn
-from iterand.cli.options import Json
-from iterand.cli.train import Compile, DataDir, Device, Graph
+from iterand.cli.options import DataDir, Json
+from iterand.cli.train import Compile, Device, Graph
 from iterand.lab.report.formatting import plus_minus, size
 from iterand.lab.training.environment import Interrupted
 
@@ -60,7 +60,11 @@ def reproduce(
     ] = "paper",
     pattern: Annotated[
         str | None,
-        typer.Option("--only", metavar="PATTERN", help="Run only cells whose EXPERIMENT/LABEL fits (* and ?)."),
+        typer.Option(
+            "--only",
+            metavar="PATTERN",
+            help="Run only cells (numbers of a table) whose EXPERIMENT/LABEL fits (* and ?).",
+        ),
     ] = None,
     scale: Annotated[
         str,
@@ -70,7 +74,11 @@ def reproduce(
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time (GPU: 1; CPU: one per core).")] = None,
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
     address: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Address of a Ray cluster, or auto (a local one).")
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="With Ray: address of a cluster, or auto for that of this machine (default: start one here).",
+        ),
     ] = None,
     gpus_per_run: Annotated[
         float | None, typer.Option(help="With Ray: share of a GPU per run (1, less if --jobs needs it).")

@@ -11,7 +11,7 @@ from rich.table import Table
 from iterand.checks import counted
 from iterand.cli import options
 from iterand.cli.console import ProgressObserver, err, out, print_json, progress_bar, say, write
-from iterand.cli.options import Json
+from iterand.cli.options import DataDir, Json
 from iterand.errors import IterandError
 from iterand.lab.report.formatting import size
 
@@ -24,7 +24,6 @@ _complete = options.completing(options.recipes)
 
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-DataDir = Annotated[Path | None, typer.Option(help="Folder of the data sets.")]
 Compile = Annotated[
     bool | None,
     typer.Option(
@@ -147,7 +146,7 @@ def recipes(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """List the recipes, or print one with all its settings. Your own images and network are tried, as by train."""
+    """List the recipes, or print one with all its settings. Images and networks of your own are checked first."""
     from iterand.lab.experiments.library import find_recipe, recipe_names
     from iterand.lab.training import recipe_file
     from iterand.lab.training.network import check_names

@@ -244,7 +244,7 @@ def _difference(data: bytes, given: Tensor, example: tuple[Tensor, ...]) -> floa
     expected = given.numpy()
     if found.shape != expected.shape:
         return float("inf")
-    difference = np.abs(np.subtract(found, expected, dtype=np.float64)).max()  # of truth values, too
+    difference = np.abs(np.subtract(found, expected, dtype=np.float64)).max()  # of booleans, too
     return float(difference / max(np.abs(expected).max(), np.finfo(np.float32).tiny))
 
 

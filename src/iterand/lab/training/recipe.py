@@ -308,7 +308,7 @@ class Recipe:
     description: str = ""
     """One line for ``iterand recipes``."""
     seed: int = _count(0, 0, (1 << 63) - 1)
-    """Decides weights, scores, coins, order of examples and augmentation."""
+    """Decides weights, scores, what is redrawn, the order of examples and augmentation."""
     scale: str = _choice("full", *SCALES)
     """``tiny`` marks a dry run, whose results mean nothing."""
     data: DataRecipe = field(default_factory=DataRecipe)
