@@ -204,9 +204,7 @@ class TicketLayer:
         latest = self.header.stored == "latest"
         found = draws.draws(index, stored[redrawn], self.header.settings.key, self.header.history, latest=latest)
         if not found.all():
-            raise TicketError(
-                f"layer {self.header.name!r} holds a draw of a round in which the weight's coin stayed up"
-            )
+            raise TicketError(f"layer {self.header.name!r} holds a draw of a round in which the weight was not redrawn")
         stored[redrawn] = found
         return stored
 

@@ -1646,7 +1646,7 @@ const char *ticket_message(ticket_status status) {
     case TICKET_DISTRIBUTION: return "its weights are of a distribution that this reader does not know";
     case TICKET_BASE: return "it is a mask on the weights of a base, which it does not hold";
     case TICKET_STREAM: return "its coded masks and weights are not as its header says";
-    case TICKET_COIN: return "a weight holds a draw of a round in which its coin stayed up";
+    case TICKET_COIN: return "a weight holds a draw of a round in which it was not redrawn";
     case TICKET_WEIGHTS: return "the weights it gives are not the ones that were saved";
     case TICKET_TENSORS: return "the tensors that are not masked are not as its header says";
     case TICKET_MEMORY: return "too little memory was given; ticket_measure and work_words say how much is needed";
