@@ -1,5 +1,6 @@
 """Your own network in your own loop: searched with the paper's and the recommended settings, and trained beside them.
 
+pip install scikit-learn
 python examples/own_model.py                  # scikit-learn's digits, a minute or two on a laptop
 python examples/own_model.py --sparsity 0.5 --json own-model.json
 """
@@ -137,7 +138,7 @@ def main() -> None:
 def compare(options: argparse.Namespace) -> None:
     """Each way with every seed; a line as soon as it is done."""
     data, found = Digits(), {}
-    print(f"digits, p = {options.sparsity:g}, {options.epochs} epochs, {options.seeds} seeds")
+    print(f"digits, p = {options.sparsity:g}, epochs: {options.epochs}, seeds: {options.seeds}")
     for name, way in WAYS.items():
         accuracies, sizes = [], []
         for seed in range(options.seeds):
