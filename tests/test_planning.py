@@ -110,6 +110,32 @@ def test_own_parameters_of_a_subclass_are_bare():
     ]
 
 
+@pytest.mark.parametrize("norms", ["fixed", "shifted"])
+def test_a_bias_under_another_name_is_no_bare_parameter(norms):
+    """As in language models of Hugging Face, whose head has the bias of its last layer as its own, too."""
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.ones(4))
+            self.token = nn.Parameter(torch.ones(8))
+            self.norm = nn.LayerNorm(8)
+            self.decoder = nn.Linear(8, 4)
+            self.decoder.bias = self.bias
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.decoder(self.norm(inputs + self.token))
+
+    shift = ["norm.bias"] if norms == "shifted" else []
+    model = iterand.prune_(Head(), 0.5, include="*", norms=norms)
+    assert list(iterand.masked_layers(model)) == ["token", *shift, "decoder.weight"]
+    assert model.bias is model.decoder.bias
+    assert model.bias.tolist() == [0.0] * 4
+    assert not model.bias.requires_grad
+    with pytest.raises(ValueError, match="include pattern 'bias' matches nothing that can be masked"):
+        iterand.prune_(Head(), 0.5, include="bias")
+
+
 # --- What is left alone is said -------------------------------------------------------------------------------------
 
 

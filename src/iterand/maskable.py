@@ -249,10 +249,15 @@ def choose(
     """The parameters to mask: name of the first owner → all owners.
 
     ``usual`` are the kinds that are masked by default. ``include`` restricts the choice to matching names, ``named``
-    adds names, ``exclude`` removes names.
+    adds names, ``exclude`` removes names. A bare parameter that is, say, a layer's bias under another name stays one.
     """
     everything = owners(model)
-    maskable = [owner for owner in everything if owner.kind in (*usual, "bare")]
+    never = {id(owner.parameter) for owner in everything if owner.kind not in (*usual, "bare")}
+    maskable = [
+        owner
+        for owner in everything
+        if owner.kind in usual or (owner.kind == "bare" and id(owner.parameter) not in never)
+    ]
     wanted = list(named) + list(include or ())
     for pattern in exclude:
         matching(pattern, everything, "exclude")
