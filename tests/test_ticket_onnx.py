@@ -145,17 +145,6 @@ def test_an_error_without_a_message_is_called_by_its_type(tmp_path):
         exporter.export_onnx(tmp_path / "a.ticket", plain, torch.ones(2, 3), tmp_path / "a.onnx")
 
 
-def test_outputs_may_be_truth_values(tmp_path):
-    class Positive(nn.Linear):
-        def forward(self, inputs):
-            return super().forward(inputs) > 0
-
-    iterand.save_ticket(iterand.prune_(Positive(3, 3), 0.5), tmp_path / "a.ticket")
-    plain = iterand.load_ticket(tmp_path / "a.ticket", Positive(3, 3))
-    found = exporter.export_onnx(tmp_path / "a.ticket", plain, torch.randn(4, 3), tmp_path / "a.onnx")
-    assert found.difference == 0
-
-
 def test_a_forward_that_takes_any_number_of_inputs(tmp_path):
     class Added(nn.Linear):
         def forward(self, first, *others):
@@ -236,6 +225,40 @@ def test_half_precision_is_compared_as_such(tmp_path):
     iterand.save_ticket(iterand.prune_(build(), 0.6, weights="signed_constant"), path)
     inputs = torch.randn(16, 64, generator=torch.Generator().manual_seed(0)).half()
     assert exporter.export_onnx(path, iterand.load_ticket(path, build()), inputs, tmp_path / "a.onnx").difference < 0.01
+
+
+class Answers(nn.Module):
+    """Gives what ``answer`` makes of the outputs of a linear layer."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.answer = answer
+
+    def forward(self, inputs):
+        return self.answer(self.layer(inputs))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(lambda outputs: outputs > 0, id="bool"),
+        pytest.param(lambda outputs: outputs.masked_fill(outputs < 0, -torch.inf), id="infinite"),
+        pytest.param(lambda outputs: outputs.sqrt(), id="NaN"),
+    ],
+)
+def test_outputs_without_a_difference_are_compared_too(answer, tmp_path, monkeypatch):
+    path = tmp_path / "a.ticket"
+    iterand.save_ticket(iterand.prune_(Answers(answer), 0.5, weights="signed_constant"), path)
+    plain = iterand.load_ticket(path, Answers(answer))
+    inputs = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    done = exporter.export_onnx(path, plain, inputs, tmp_path / "a.onnx")
+    assert done.difference < 1e-6
+    (found,) = onnxruntime.InferenceSession(tmp_path / "a.onnx").run(None, {"inputs": inputs.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), plain(inputs).detach(), equal_nan=True)
+    monkeypatch.setattr(exporter, "_outputs", lambda model, example: plain(-example[0]).detach())
+    with pytest.raises(IterandError, match="onnxruntime's outputs differ from torch's by"):
+        exporter.export_onnx(path, plain, inputs, tmp_path / "b.onnx")
 
 
 @pytest.mark.parametrize("masked", [False, True])
