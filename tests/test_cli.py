@@ -40,7 +40,7 @@ def test_train_evaluate_and_go_on(cli, tmp_path):
     code, out, _ = cli("train", *TINY, "--out", "run")
     assert code == 0
     assert "none ever trained" in out
-    assert "beside" in out
+    assert "5.5 kB as float32: run" in out
 
 
 def commands(group, path=()):

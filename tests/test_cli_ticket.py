@@ -154,13 +154,13 @@ def test_info_as_json(file):
 
 
 def test_verify_decodes_everything(file):
-    assert "whole; 5 layers" in said("ticket", "verify", file)
+    assert "intact; 5 layers" in said("ticket", "verify", file)
     assert json.loads(said("ticket", "verify", file, "--json"))["ok"] is True
 
 
 def test_verify_counts_one_layer_in_the_singular(tmp_path):
     iterand.save_ticket(iterand.prune_(nn.Linear(2, 1, bias=False), 0.5), tmp_path / "a.ticket")
-    assert "whole; 1 layer, 1 kept weight, as they were saved" in said("ticket", "verify", tmp_path / "a.ticket")
+    assert "intact; 1 layer, 1 kept weight, as they were saved" in said("ticket", "verify", tmp_path / "a.ticket")
 
 
 def test_verify_says_what_is_wrong_by_raising(file):

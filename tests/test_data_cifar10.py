@@ -123,7 +123,9 @@ class TestWhereItLies:
         assert load_data("cifar10", CPU, str(tmp_path)).classes == load_data("cifar10", CPU, entry).classes == 10
 
     def test_missing(self, tmp_path):
-        with pytest.raises(DataError, match=r"cifar10 is not in .*; bring it with 'iterand data fetch cifar10 --data-"):
+        with pytest.raises(
+            DataError, match=r"cifar10 is not in .*; download it with 'iterand data fetch cifar10 --data-"
+        ):
             load_data("cifar10", CPU, tmp_path)
 
 

@@ -240,7 +240,7 @@ def test_wrong_arguments_are_refused(ticket, tmp_path):
         iterand.compile_ticket(tmp_path / "half.ticket", network())
     with pytest.raises(TicketError, match=r"has shape \[8, 3, 3, 3\] in it and \[3, 3\] in Sequential"):
         iterand.compile_ticket(ticket, nn.Sequential(nn.Linear(3, 3)))
-    with pytest.raises(TicketError, match="in Python, give the model beside it"):
+    with pytest.raises(TicketError, match="in Python, pass the model as the second argument"):
         iterand.compile_ticket(ticket)
     with pytest.raises(ValueError, match="threads"):
         iterand.compile_ticket(ticket, network(), threads=0)

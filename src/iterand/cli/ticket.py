@@ -70,7 +70,7 @@ def verify(
         return
     what = "as they were saved" if ticket.base is None else f"of the base {printable(ticket.base)}; masks as saved"
     counts = f"{counted(len(ticket.layers), 'layer')}, {counted(kept, 'kept weight')}"
-    say(f"{file}: whole; {counts}, {what}")
+    say(f"{file}: intact; {counts}, {what}")
     if run is not None:
         say(f"equal, bit for bit, to the weights of {run}")
 

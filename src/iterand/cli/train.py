@@ -83,7 +83,7 @@ def train(
     out.print(f"weights        {result['kept']:,} of {result['weights']:,} kept, {trained}")
     if "ticket_bytes" in result:
         ticket, dense = result["ticket_bytes"], result["float32_bytes"]
-        say(f"ticket         {size(ticket)} beside {size(dense)} as float32: {run_folder.path / TICKET}")
+        say(f"ticket         {size(ticket)}, {size(dense)} as float32: {run_folder.path / TICKET}")
     say(f"run            {run_folder.path}")
 
 

@@ -60,8 +60,8 @@ def missing(name: str, root: Path) -> DataError:
     """The error for a data set that was not found, with how to get it."""
     if name in ARCHIVES:
         return DataError(
-            f"{name} is not in {root}; bring it with '{fetch_command(name, root)}', or download "
-            f"{ARCHIVES[name].url} and put the file there as it is"
+            f"{name} is not in {root}; download it with '{fetch_command(name, root)}', or get "
+            f"{ARCHIVES[name].url} yourself and put the file there as it is"
         )
     return DataError(f"{name} is not in {root}; {instructions(name, root)}")
 

@@ -80,7 +80,9 @@ def build_timm_of_ticket(options: Mapping[str, Any]) -> nn.Module:
     arguments = options.get("arguments")
     own = {"classes": options.get("classes"), **(arguments if isinstance(arguments, dict) else {})}
     if set(own) != {"classes", "in_chans"} or not all(type(number) is int and number > 0 for number in own.values()):
-        raise ValueError("it was built with network.arguments of its own; in Python, give the model beside it")
+        raise ValueError(
+            "it was built with network.arguments of its own; in Python, pass the model as the second argument"
+        )
     return build_timm(options["name"], own["classes"], own["in_chans"], {})
 
 
