@@ -94,6 +94,10 @@ def test_only_what_fits_the_pattern():
     assert [entry.name for entry in only(everything, "*IMP*")] == ["imp", "best"]
     with pytest.raises(ValueError, match=r"no cell fits the pattern 'figure9/\*'; cells are called like 'digits/SGD'"):
         only(everything, "figure9/*")
+    several = only(everything, "figure2/*0.25*", "sparsity/Conv6*", "figure2/Conv6*")  # 3 networks x 5, 4 widths x 5
+    assert [(entry.name, len(entry.cells)) for entry in several] == [("figure2", 30), ("sparsity", 14)]
+    with pytest.raises(ValueError, match=r"no cell fits the pattern 'figure9/\*'"):
+        only(everything, "figure2/*", "figure9/*")
 
 
 def test_distinct_runs_count_each_once():

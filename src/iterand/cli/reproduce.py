@@ -58,12 +58,12 @@ def reproduce(
             autocompletion=options.completing(options.PROFILES),
         ),
     ] = "paper",
-    pattern: Annotated[
-        str | None,
+    patterns: Annotated[
+        list[str] | None,
         typer.Option(
             "--only",
             metavar="PATTERN",
-            help="Run only cells (numbers of a table) whose EXPERIMENT/LABEL fits (* and ?).",
+            help="Run only cells (numbers of a table) whose EXPERIMENT/LABEL fits (* and ?); repeatable.",
         ),
     ] = None,
     scale: Annotated[
@@ -99,11 +99,11 @@ def reproduce(
 
     chosen = [experiment] if experiment is not None else experiment_names()
     found = [find_experiment(name, profile=profile, scale=scale) for name in chosen]
-    if experiment is None and not everything and pattern is None:
+    if experiment is None and not everything and not patterns:
         _list(found, json)
         return
-    if pattern is not None:
-        found = only(found, pattern)
+    if patterns:
+        found = only(found, *patterns)
     try:
         with _place(engine, device, jobs, address, gpus_per_run) as place:
             execution = Execution(compile=compile, graph=graph)

@@ -153,17 +153,21 @@ def distinct_runs(experiments: Sequence[Experiment]) -> list[Recipe]:
     return list({recipe_file.digest(recipe): recipe for recipe in recipes}.values())
 
 
-def only(experiments: Sequence[Experiment], pattern: str) -> list[Experiment]:
-    """The experiments with only the cells whose EXPERIMENT/LABEL matches a glob pattern."""
+def only(experiments: Sequence[Experiment], *patterns: str) -> list[Experiment]:
+    """The experiments with only the cells whose EXPERIMENT/LABEL matches one of these glob patterns."""
+    names = [f"{entry.name}/{cell.label}" for entry in experiments for cell in entry.cells]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"no cell fits the pattern {pattern!r}; cells are called like {names[0]!r}")
+
+    def fits(name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
+
     left = [
-        replace(entry, cells=tuple(cell for cell in entry.cells if fnmatchcase(f"{entry.name}/{cell.label}", pattern)))
+        replace(entry, cells=tuple(cell for cell in entry.cells if fits(f"{entry.name}/{cell.label}")))
         for entry in experiments
     ]
-    found = [entry for entry in left if entry.cells]
-    if not found:
-        example = f"{experiments[0].name}/{experiments[0].cells[0].label}"
-        raise ValueError(f"no cell fits the pattern {pattern!r}; cells are called like {example!r}")
-    return found
+    return [entry for entry in left if entry.cells]
 
 
 def has_estimate(recipe: Recipe) -> bool:
