@@ -20,6 +20,7 @@ from iterand.lab.experiments.library import find_recipe
 from iterand.lab.experiments.local import Event, Task, UnexpectedError, do, run_tasks
 from iterand.lab.experiments.sweep import Sweep, distinct_runs, only
 from iterand.lab.training import recipe_file
+from iterand.lab.training.environment import Interrupted
 from iterand.lab.training.recipe import Recipe
 
 
@@ -163,6 +164,20 @@ def test_json_of_one_and_of_several(tmp_path, done):
 def test_mistakes(done, arguments, sentence):
     assert sentence in str(call(*arguments).exception)
     assert done == []
+
+
+def test_sigterm_stops_runs_as_ctrl_c_does(tmp_path, monkeypatch):
+    def run_tasks(tasks, jobs):
+        yield Event("started", tasks[0], {})
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(local, "run_tasks", run_tasks)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert isinstance(call("digits", "--out", str(tmp_path)).exception, Interrupted)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_durations_for_people():

@@ -1,6 +1,7 @@
 """``iterand reproduce``: run the experiments of the paper, several runs at a time."""
 
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -174,7 +175,18 @@ def _place(
     require_writers()
     chosen = choose_device(device)
     at_a_time = jobs or (1 if chosen.type == "cuda" else os.cpu_count() or 1)
-    yield _Place(str(chosen), at_a_time, run_tasks, describe(chosen))
+    with _sigterm_as_ctrl_c():
+        yield _Place(str(chosen), at_a_time, run_tasks, describe(chosen))
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM stop the runs as Ctrl-C does; they would continue without this process."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _list(experiments: Sequence["Experiment"], json: bool) -> None:
