@@ -1,6 +1,7 @@
 """Your own images in class folders: splits, formats, augmentation at any size, and folders that are wrong."""
 
 import io
+import os
 import shutil
 
 import numpy as np
@@ -192,6 +193,11 @@ class TestWrongFolders:
     def test_a_folder_in_a_class_folder(self, own):
         (own / "train" / "red" / "2020").mkdir()
         assert "red has a folder 2020 inside, which would be left out" in self.sentence(own)
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+    def test_what_is_no_file_is_not_read(self, own):
+        os.mkfifo(own / "train" / "red" / "pipe.png")
+        assert "red has pipe.png, which is no file but a pipe, a device or a broken link" in self.sentence(own)
 
     @pytest.mark.parametrize("part", ["train", "test"])
     def test_an_image_outside_the_class_folders(self, own, part):

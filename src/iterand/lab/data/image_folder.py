@@ -151,6 +151,9 @@ def _files(folder: Path) -> list[str]:
     inner = sorted(entry.name for entry in entries if entry.is_dir())
     if inner:
         raise DataError(f"{folder} has a folder {inner[0]} inside, which would be left out; {_LAYOUT}")
+    special = sorted(entry.name for entry in entries if not entry.is_file())
+    if special:  # reading a pipe would wait forever
+        raise DataError(f"{folder} has {special[0]}, which is no file but a pipe, a device or a broken link; remove it")
     names = sorted(entry.name for entry in entries if entry.name.lower() not in _NO_IMAGES)
     if not names:
         raise DataError(f"{folder} has no images; put some there or remove the folder")
