@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import os
 import tomllib
 from pathlib import Path
 
@@ -175,6 +176,15 @@ def test_own_recipe_by_path(tmp_path):
     assert find_recipe(str(path)) == Recipe(name="mine", seed=4)
     with pytest.raises(RecipeError, match="cannot read the recipe"):
         find_recipe(str(tmp_path / "none.toml"))
+
+
+def test_a_tilde_is_the_home_folder_of_a_user_who_exists(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("USERPROFILE", "/home/me")
+    for path, expected in (("~/mine", "/home/me/mine"), ("~nobody-here/mine", f"{tmp_path}/~nobody-here/mine")):
+        data = find_recipe("digits", ["data.name=image_folder", f"data.path={path}"]).data
+        assert data.path == os.path.normpath(expected)
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="no devices that are files on this system")

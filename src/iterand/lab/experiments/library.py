@@ -142,7 +142,7 @@ def _with_absolute_paths(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _absolute(path: str, folder: Path) -> str:
-    return os.path.normpath(folder / Path(path).expanduser())
+    return os.path.normpath(folder / os.path.expanduser(path))  # noqa: PTH111 - Path's raises for users that do not exist
 
 
 @cache
