@@ -11,8 +11,9 @@ import torch
 import iterand
 from crashing import StopAfter, outcome
 from iterand import memory
-from iterand.errors import CheckpointError, IterandError
+from iterand.errors import CheckpointError, DataError, IterandError
 from iterand.lab.data import load_data
+from iterand.lab.experiments.library import pin
 from iterand.lab.training import environment, loop, recipe_file
 from iterand.lab.training.environment import compute_settings
 from iterand.lab.training.folder import RunFolder, default_path, read_checkpoint, write_checkpoint
@@ -20,6 +21,7 @@ from iterand.lab.training.methods import prepare
 from iterand.lab.training.recipe import Recipe, TrainingRecipe, recipe_keys
 from iterand.lab.training.run import build_session, evaluate_run, run
 from iterand.lab.training.steps import EagerStep, compiling_pays, evaluate, loss, training_loss
+from made_up_data import write_image_folder
 
 CPU = torch.device("cpu")
 
@@ -259,6 +261,26 @@ def test_run_and_ticket_evaluate_alike(tmp_path):
     by_ticket = evaluate_run(tmp_path / "model.ticket", device=CPU)
     assert by_run["test_loss"] == by_ticket["test_loss"] == result["test_loss"]
     assert by_run["test_accuracy"] == by_ticket["test_accuracy"] == result["test_accuracy"]
+
+
+def test_evaluating_with_other_images_than_those_of_the_run(tmp_path):
+    photos, folder, ticket = tmp_path / "photos", tmp_path / "run", tmp_path / "run" / "model.ticket"
+    write_image_folder(photos, {"": 6}, ("blue", "red"))
+    settings = ["data.name=image_folder", f"data.path={photos}", "image_size=32", "network.name=conv6", "batch_size=4"]
+    recipe = pin(small(*settings, "epochs=1", "width_factor=0.05"), None)
+    result = run(recipe, RunFolder(folder), device=CPU)["result"]
+    photos.rename(tmp_path / "moved")
+    for path in (folder, ticket):
+        assert evaluate_run(path, device=CPU, data_dir=tmp_path / "moved")["test_loss"] == result["test_loss"]
+    photos = write_image_folder(tmp_path / "more", {"": 20}, ("blue", "red"))
+    for path in (folder, ticket):
+        with pytest.warns(UserWarning, match="it now tests images that may have been trained with"):
+            assert evaluate_run(path, device=CPU, data_dir=photos)["examples"] == 4
+    photos = write_image_folder(tmp_path / "three", {"": 6})
+    with pytest.warns(UserWarning, match="have changed"), pytest.raises(CheckpointError, match="with other classes"):
+        evaluate_run(folder, device=CPU, data_dir=photos)
+    with pytest.raises(DataError, match="the data have 3 classes, but the network tells 2 apart; give the folder of"):
+        evaluate_run(ticket, device=CPU, data_dir=photos)
 
 
 def test_evaluation_is_a_plain_mean():

@@ -3,8 +3,9 @@
 import hashlib
 import statistics
 import time
+import warnings
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -14,6 +15,7 @@ from torch import nn
 from iterand.checks import shown
 from iterand.errors import CheckpointError, DataError, RecipeError
 from iterand.lab.data import IMAGE_FOLDER, Dataset, Split, load_data
+from iterand.lab.data.image_folder import fingerprint
 from iterand.lab.networks.external import UserCode
 from iterand.lab.training import environment, recipe_file
 from iterand.lab.training.distributed import ALONE, Ranks
@@ -114,17 +116,35 @@ def check_run(recipe: Recipe, *, data_dir: Path | None = None, code: UserCode | 
 
 
 def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = None) -> dict[str, Any]:
-    """Test a ticket, or the last checkpoint of a run folder (its best epoch so far, if the recipe selects that)."""
+    """Test a ticket, or the last checkpoint of a run folder (its best epoch so far, if the recipe selects that).
+
+    ``data_dir`` is where the data are, even if the run had its images elsewhere.
+    """
     recipe = _recipe_of(path)
-    if path.is_dir():
-        data = _load_data(recipe, device, data_dir)
-        model = _network_of(path, recipe, data, device)
-    else:
-        model = load_ticket(path).to(device)
-        data = _load_data(recipe, device, data_dir)
+    if data_dir is not None:
+        recipe = replace(recipe, data=replace(recipe.data, path=""))
+    ticket = None if path.is_dir() else load_ticket(path)
+    data = _load_data(recipe, device, data_dir)
+    _check_data(recipe, data, data_dir)
+    model = _network_of(path, recipe, data, device) if ticket is None else ticket.to(device)
     with environment.compute_settings(recipe.training.threads):
         measured = evaluate(model, data.test, recipe, device)
     return {"path": str(path), "examples": len(data.test)} | {f"test_{name}": value for name, value in measured.items()}
+
+
+def _check_data(recipe: Recipe, data: Dataset[Split], folder: Path | None) -> None:
+    """Refuse data of more classes than the network tells apart, and warn of images that are not those of the run."""
+    if 0 < recipe.network.classes < data.classes:
+        raise DataError(
+            f"the data have {data.classes} classes, but the network tells {recipe.network.classes} apart; give the "
+            "folder of its own data with --data-dir"
+        )
+    if recipe.data.sha256 and recipe.data.sha256 != fingerprint(folder or Path(recipe.data.path)):
+        warnings.warn(
+            "names or sizes of the images have changed since the network was trained; where iterand splits them "
+            "itself, it now tests images that may have been trained with",
+            stacklevel=3,
+        )
 
 
 def _load_teacher(recipe: Recipe, data: Dataset[Split], device: torch.device) -> Teacher | None:
@@ -155,7 +175,10 @@ def _network_of(path: Path, recipe: Recipe, data: Dataset[Split], device: torch.
     if checkpoint is None:
         raise CheckpointError(f"{path} holds no checkpoint; train it first")
     session = build_session(recipe, data, device)
-    session.restore(checkpoint)
+    try:
+        session.restore(checkpoint)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
     if session.best:
         session.load_network_state(session.best)
     return session.model

@@ -125,7 +125,14 @@ class Session:
                 f"the checkpoint belongs to other settings: {'; '.join(difference)}; "
                 "use another --out folder, or --fresh to start again"
             )
-        self.load_network_state(_with_prefix("model.", tensors))
+        try:
+            self.load_network_state(_with_prefix("model.", tensors))
+        except RuntimeError as error:
+            if "size mismatch" not in str(error):
+                raise
+            raise CheckpointError(
+                "the checkpoint is of a network for data with other classes or words; use the data of the run"
+            ) from None
         self.best = {name: tensor.to(self.device) for name, tensor in _with_prefix("best.", tensors).items()}
         for number, parameter in enumerate(self.parameters):
             momentum = tensors.get(f"momentum.{number}")
