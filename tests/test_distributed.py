@@ -18,11 +18,13 @@ from torch.distributed import HashStore
 import made_up_data
 from distributed_worker import RECIPES, RECORDS, broken, recipe, small_data
 from iterand.errors import IterandError
-from iterand.lab.data.dataset import TensorSplit
+from iterand.lab.data.dataset import Dataset, TensorSplit
 from iterand.lab.experiments.library import find_recipe
 from iterand.lab.training import distributed, recipe_file
 from iterand.lab.training.distributed import ALONE, Ranks, ReportedByOtherRank, digest, error_to_raise, joined
 from iterand.lab.training.folder import RunFolder, read_checkpoint
+from iterand.lab.training.loop import steps_per_epoch
+from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.run import run
 
 CPU = torch.device("cpu")
@@ -143,10 +145,13 @@ def test_parts_are_contiguous_cover_every_batch_once_and_weigh_to_its_mean(count
     )
     whole = [order[start : start + size] for start in range(0, examples, size)]
     ranks = [Ranks(number, count) for number in range(count)]
-    if count > 1 and min(map(len, whole)) < count:
+    data = Dataset(split, split, split, classes=2)
+    recipe = recipe_file.override(Recipe(), [f"batch_size={size}", "drop_last=false"])
+    if min(map(len, whole)) < count:
         with pytest.raises(ValueError, match=f"{count} ranks cannot share; start fewer"):
-            list(ranks[0].batches(split, order, size))
+            steps_per_epoch(recipe, data, count)
         return
+    assert steps_per_epoch(recipe, data, count) == len(whole)
     streams = [rank.batches(split, order, size) for rank in ranks]
     for expected in whole:
         parts = [next(stream).labels for stream in streams]

@@ -28,7 +28,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrize
 
 from iterand import philox
-from iterand.checks import counted
 from iterand.errors import IterandError, first_line
 from iterand.lab.data import Batch, Split
 from iterand.lab.data.dataset import Random
@@ -94,12 +93,6 @@ class Ranks:
             yield from split.batches(order, size, random)
             return
         whole = torch.split(order, size)
-        smallest = min(map(len, whole))
-        if smallest < self.count:
-            raise ValueError(
-                f"an epoch has a batch of {counted(smallest, 'example')}, which {self.count} ranks cannot share; start "
-                "fewer ranks, raise training.batch_size, or set data.drop_last=true if it is the last one"
-            )
         # A part has the same size in every full batch and is not larger in the last one, so one size splits them all.
         parts = [batch[self._part(len(batch))] for batch in whole]
         mine = split.batches(torch.cat(parts), len(parts[0]), random)

@@ -104,13 +104,19 @@ class _Checkpoints:
 # Epochs and batches
 
 
-def steps_per_epoch(recipe: Recipe, data: Dataset[Split]) -> int:
-    """The number of batches in an epoch."""
+def steps_per_epoch(recipe: Recipe, data: Dataset[Split], ranks: int = 1) -> int:
+    """The number of batches in an epoch; refuses batches with fewer examples than there are ranks."""
     count, size = len(data.train), recipe.training.batch_size
     if size > count and recipe.data.drop_last:
         there = "is only" if count == 1 else "are only"
         raise ValueError(
             f"training.batch_size is {size}, but there {there} {counted(count, 'training example')}; lower it"
+        )
+    smallest = size if recipe.data.drop_last else count % size or size
+    if smallest < ranks:
+        raise ValueError(
+            f"an epoch has a batch of {counted(smallest, 'example')}, which {ranks} ranks cannot share; start "
+            "fewer ranks, raise training.batch_size, or set data.drop_last=true if it is the last one"
         )
     return count // size if recipe.data.drop_last else math.ceil(count / size)
 

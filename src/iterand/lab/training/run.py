@@ -189,7 +189,7 @@ def build_session(
 ) -> Session:
     """A run before its first step: the network of the recipe, built for the data and prepared for the method."""
     network = build_for_data(recipe, data, device, ranks.count, code)
-    return Session(recipe, network, steps_per_epoch(recipe, data), device, ranks)
+    return Session(recipe, network, steps_per_epoch(recipe, data, ranks.count), device, ranks)
 
 
 def _check_session(session: Session) -> None:
