@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from iterand.cli import console, options
-from iterand.cli.main import app
+from iterand.cli.main import _show_warning, app
 from iterand.lab.benchmarks import catalog as benchmarks
 from iterand.lab.data import DATASETS
 from iterand.lab.data.dataset import VARIABLE
@@ -23,6 +23,11 @@ from iterand.lab.training import recipe_file
 from iterand.lab.training.recipe import SCALES
 
 TINY = ["--set", "epochs=1", "--set", "batch_size=300"]
+
+
+def test_a_warning_of_torch_is_shown_without_its_stack(capsys):
+    _show_warning("no bf16 here\nException raised from matmul at Matmul.cpp:338\nframe #0: c10")
+    assert capsys.readouterr().err == "warning: no bf16 here\n"
 
 
 def test_train_evaluate_and_go_on(cli, tmp_path):

@@ -82,7 +82,7 @@ def _skip_garbage() -> None:
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    warn(str(message))
+    warn(str(message).partition("\nException raised from ")[0])  # without the stack of torch's C++
 
 
 if __name__ == "__main__":
