@@ -72,14 +72,17 @@ def test_nothing_readable_is_an_error(tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path, monkeypatch):
-    write_checkpoint(tmp_path, make(1))
-    before = (tmp_path / CHECKPOINT).read_bytes()
-
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match="there is none before it"):
+            write_checkpoint(tmp_path, make(1))
+    write_checkpoint(tmp_path, make(1))
+    before = (tmp_path / CHECKPOINT).read_bytes()
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(CheckpointError, match="No space left on device"):
+    with pytest.raises(CheckpointError, match=r"No space left on device; make room .* the one before is intact"):
         write_checkpoint(tmp_path, make(2))
     monkeypatch.undo()
     assert (tmp_path / CHECKPOINT).read_bytes() == before

@@ -269,8 +269,8 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise CheckpointError(
-            f"cannot write the checkpoint to {folder}: {error.strerror}; "
-            "the one before is intact: make room and start the same command again"
+            f"cannot write the checkpoint to {folder}: {error.strerror}; make room and start the same command again: "
+            f"{'the one before is intact' if current.exists() or previous.exists() else 'there is none before it'}"
         ) from error
 
 
@@ -282,7 +282,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
         try:
             return _read_checkpoint(path)
         except (CheckpointError, SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            warnings.warn(f"{path} is damaged ({error}); trying the checkpoint before it", stacklevel=2)
+            warnings.warn(f"{path} is damaged ({error}); it is not used", stacklevel=2)
     if found:
         raise CheckpointError(f"no checkpoint in {folder} can be read; start again with --fresh")
     return None
