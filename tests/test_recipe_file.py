@@ -240,7 +240,7 @@ def test_numbers_as_people_write_them(text, value):
     assert recipe_file.override(Recipe(), [f"sparsity={text}"]).method.sparsity == value
 
 
-@pytest.mark.parametrize("text", [".", ".5.", "5e", "1.x"])
+@pytest.mark.parametrize("text", [".", ".5.", "5e", "1.x", "0.5\nmethod.rate=0.2"])
 def test_what_is_no_number_is_refused(text):
     with pytest.raises(RecipeError, match="it must be a number"):
         recipe_file.override(Recipe(), [f"sparsity={text}"])

@@ -264,6 +264,7 @@ _BARE_POINT = re.compile(r"[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?")  # .5 and 1. are 
 def _value(text: str) -> Any:
     """A TOML value, or the text itself where it is not valid TOML, so that names need no quotes."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        (value,) = tomllib.loads(f"value = {text}").values()  # further lines would set further keys
+        return value
     except (ValueError, RecursionError):
         return float(text) if _BARE_POINT.fullmatch(text) else text
