@@ -279,7 +279,7 @@ def test_evaluating_with_other_images_than_those_of_the_run(tmp_path):
     photos = write_image_folder(tmp_path / "three", {"": 6})
     with pytest.warns(UserWarning, match="have changed"), pytest.raises(CheckpointError, match="with other classes"):
         evaluate_run(folder, device=CPU, data_dir=photos)
-    with pytest.raises(DataError, match="the data have 3 classes, but the network tells 2 apart; give the folder of"):
+    with pytest.raises(DataError, match="the data have 3 classes, but the network is for 2; give the folder of its"):
         evaluate_run(ticket, device=CPU, data_dir=photos)
 
 

@@ -16,6 +16,7 @@ from iterand.checks import shown
 from iterand.errors import CheckpointError, DataError, RecipeError
 from iterand.lab.data import IMAGE_FOLDER, Dataset, Split, load_data
 from iterand.lab.data.image_folder import fingerprint
+from iterand.lab.data.text import TextSplit
 from iterand.lab.networks.external import UserCode
 from iterand.lab.training import environment, recipe_file
 from iterand.lab.training.distributed import ALONE, Ranks
@@ -133,12 +134,15 @@ def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = No
 
 
 def _check_data(recipe: Recipe, data: Dataset[Split], folder: Path | None) -> None:
-    """Refuse data of more classes than the network tells apart, and warn of images that are not those of the run."""
-    if 0 < recipe.network.classes < data.classes:
-        raise DataError(
-            f"the data have {data.classes} classes, but the network tells {recipe.network.classes} apart; give the "
-            "folder of its own data with --data-dir"
-        )
+    """Refuse data of more classes or words than the network knows, and warn of images that are not those of the run."""
+    words = len(data.train.vocabulary) if isinstance(data.train, TextSplit) else 0
+    known = recipe.network
+    for what, there, here in (("classes", known.classes, data.classes), ("words", known.vocabulary_size, words)):
+        if 0 < there < here:
+            raise DataError(
+                f"the data have {here:,} {what}, but the network is for {there:,}; give the folder of its own data "
+                "with --data-dir"
+            )
     if recipe.data.sha256 and recipe.data.sha256 != fingerprint(folder or Path(recipe.data.path)):
         warnings.warn(
             "names or sizes of the images have changed since the network was trained; where iterand splits them "
