@@ -174,6 +174,8 @@ def main(folder: Path) -> None:
             what: poisoned(what, folder / "poisoned" / what, ranks) for what in ("scores", "weights", "draws")
         }
         seen["batch norm"] = batch_norm(ranks)
+    names = (path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+    seen["threads"] = [name.strip() for name in names if "gloo" in name]
     (folder / f"rank-{seen['ranks'][0]}.json").write_text(json.dumps(seen))
 
 

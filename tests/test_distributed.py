@@ -70,6 +70,10 @@ def test_ranks_know_who_they_are(two):
     assert [rank["ranks"] for rank in seen(two)] == [[0, 2, True], [1, 2, False]]
 
 
+def test_no_thread_is_left_that_would_abort_the_process_at_its_end(two):
+    assert [rank["threads"] for rank in seen(two)] == [[], []]
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_both_ranks_hold_the_same_bits(two, name):
     """Scores, weights and draws after several randomizations; batch norm statistics; what IMP pruned."""

@@ -6,6 +6,7 @@ function of seed and scores. So any rank could write the checkpoint, and a run c
 After an error every rank ends, and one of them reports it.
 """
 
+import gc
 import hashlib
 import inspect
 import os
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
@@ -197,16 +199,30 @@ def joined() -> Iterator[Ranks]:
     shared, number, _ = next(iter(rendezvous("env://", timeout=TIMEOUT)))
     # torchrun may keep its store when it restarts the ranks: the prefix hides the keys of the previous attempt.
     store = PrefixStore(f"iterand/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
+    # Imported later, as DistributedDataParallel does, its default arguments would hold the process group for ever.
+    import_module("torch.distributed.nn.functional")
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=TIMEOUT)
+    ranks = Ranks(number, count, int(os.environ.get("LOCAL_RANK", "0")))
     try:
-        yield Ranks(number, count, int(os.environ.get("LOCAL_RANK", "0")))
+        yield ranks
     except Interrupted:
-        dist.destroy_process_group()
+        _leave(ranks)
         raise
     except Exception as error:
         raise error_to_raise(store, number, count, error) from None
+    _leave(ranks)
+
+
+def _leave(ranks: Ranks) -> None:
+    """Destroy the process group, and end its threads.
+
+    A thread of Gloo that still holds a tensor when the interpreter ends aborts the process. The threads end with the
+    last reference to the group; those of a model are in cycles.
+    """
+    ranks._vote = None
     dist.destroy_process_group()
+    gc.collect()
 
 
 # Batch norm over all ranks
