@@ -25,6 +25,16 @@ def restless(*settings):
     return recipe_file.override(Recipe(name="restless"), [*base, *rate, *settings])
 
 
+def run_past_the_best(folder, *settings, device=CPU):
+    """A run whose best epoch is not its last, which depends on sums: its settings, folder and record."""
+    for seed in range(9):
+        chosen, own = [*settings, f"seed={seed}"], folder / f"seed {seed}"
+        record = run(restless(*chosen), RunFolder(own), device=device)
+        if record["result"]["tested_epoch"] < 5:
+            return chosen, own, record
+    raise AssertionError("the last epoch is always the best")
+
+
 def losses(record):
     return [line["validation_loss"] for line in record["metrics"]]
 
@@ -39,10 +49,9 @@ def losses(record):
     ids=["signed constants", "continuous weights", "sgd"],
 )
 def test_the_network_is_that_of_a_run_that_ended_there(tmp_path, settings):
-    record = run(restless(*settings), RunFolder(tmp_path / "best"), device=CPU)
+    settings, _, record = run_past_the_best(tmp_path, *settings)
     best = record["result"]["tested_epoch"]
     assert losses(record)[best - 1] == min(losses(record))
-    assert best < 5  # else nothing is shown
     short = run(restless(*settings, "select_epoch=last", f"epochs={best}"), RunFolder(tmp_path / "short"), device=CPU)
     expected = {name: value for name, value in record["result"].items() if name not in ("tested_epoch", "ticket_bytes")}
     assert expected == {name: value for name, value in short["result"].items() if name != "ticket_bytes"}
@@ -65,17 +74,16 @@ def test_the_network_is_that_of_a_run_that_ended_there(tmp_path, settings):
     ],
 )
 def test_what_a_run_leaves_behind_is_the_tested_network(tmp_path, device):
-    record = run(restless(), RunFolder(tmp_path), device=torch.device(device))
-    assert record["result"]["tested_epoch"] < 5
-    for what in (tmp_path, tmp_path / "model.ticket"):
+    _, folder, record = run_past_the_best(tmp_path, device=torch.device(device))
+    for what in (folder, folder / "model.ticket"):
         assert evaluate_run(what, device=torch.device(device))["test_accuracy"] == record["result"]["test_accuracy"]
-    assert read_ticket(tmp_path / "model.ticket").metrics["tested_epoch"] == record["result"]["tested_epoch"]
-    assert not [name for name in read_checkpoint(tmp_path).tensors if name.startswith("best.")]
+    assert read_ticket(folder / "model.ticket").metrics["tested_epoch"] == record["result"]["tested_epoch"]
+    assert not [name for name in read_checkpoint(folder).tensors if name.startswith("best.")]
 
 
 def test_a_broken_run_remembers_its_best_epoch(tmp_path, monkeypatch):
-    recipe = restless()
-    whole = run(recipe, RunFolder(tmp_path / "whole"), device=CPU)
+    settings, folder, whole = run_past_the_best(tmp_path)
+    recipe = restless(*settings)
     monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
     steps = len(load_data("digits", CPU).train) // 100
     after_best = steps * whole["result"]["tested_epoch"] + 1
@@ -84,7 +92,7 @@ def test_a_broken_run_remembers_its_best_epoch(tmp_path, monkeypatch):
     assert [name for name in read_checkpoint(tmp_path / "broken").tensors if name.startswith("best.")]
     assert evaluate_run(tmp_path / "broken", device=CPU)["test_accuracy"] == whole["result"]["test_accuracy"]
     run(recipe, RunFolder(tmp_path / "broken"), device=CPU)
-    assert outcome(tmp_path / "broken") == outcome(tmp_path / "whole")
+    assert outcome(tmp_path / "broken") == outcome(folder)
 
 
 def test_of_equal_epochs_the_first_and_of_none_that_has_no_loss():

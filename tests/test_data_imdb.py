@@ -289,7 +289,7 @@ class TestBadFiles:
 
     def test_missing(self, tmp_path):
         with pytest.raises(
-            DataError, match=r"imdb is not in .* download https://ai\.stanford\.edu/.*aclImdb_v1\.tar\.gz"
+            DataError, match=r"imdb is not in .*, or get https://ai\.stanford\.edu/.*aclImdb_v1\.tar\.gz yourself"
         ):
             load_data("imdb", CPU, tmp_path)
 
