@@ -177,6 +177,14 @@ def _no_workers_left():
         workers.close_pools()
 
 
+@pytest.fixture(autouse=True)
+def _onednn():
+    """torch turns oneDNN off when an ARM processor without bfloat16 multiplies it; later tests would see other sums."""
+    before = torch.backends.mkldnn.enabled
+    yield
+    torch.backends.mkldnn.set_flags(before)
+
+
 @pytest.fixture(params=list(MODELS))
 def example(request: pytest.FixtureRequest) -> Example:
     """Every kind of model in turn."""

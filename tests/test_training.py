@@ -448,6 +448,14 @@ def test_a_run_computes_without_the_numbers_that_slow_a_cpu_down():
     assert torch.get_num_threads() == before
 
 
+def test_a_run_leaves_onednn_as_it_was():
+    """torch turns it off for good when bfloat16 is multiplied on an ARM processor without it."""
+    before = torch.backends.mkldnn.enabled
+    with compute_settings(1):
+        torch.backends.mkldnn.set_flags(not before)
+    assert torch.backends.mkldnn.enabled is before
+
+
 def test_numpy_finds_its_limits_before_they_seem_to_be_zero(monkeypatch):
     done = []
     monkeypatch.setattr(np, "finfo", done.append)

@@ -77,12 +77,13 @@ def compute_settings(threads: int) -> Iterator[None]:
     """Set the number of threads of torch (0: leave it) and flush denormals to zero; both are reset at the end.
 
     Gradients that vanish over a long text become denormals, with which a CPU is many times slower. Flushing is set per
-    thread: for this one, and for those that torch starts from now on.
+    thread: for this one, and for those that torch starts from now on. oneDNN is reset too: torch turns it off for the
+    whole process when an ARM processor without bfloat16 multiplies it, so a later run would give other bits.
     """
     import numpy as np
     import torch
 
-    before, was_flushing = torch.get_num_threads(), _flushes_denormals()
+    before, was_flushing, onednn = torch.get_num_threads(), _flushes_denormals(), torch.backends.mkldnn.enabled
     for kind in (np.float32, np.float64):
         np.finfo(kind)  # cached by NumPy, which would warn if it found denormals flushed
     torch.set_flush_denormal(True)
@@ -94,6 +95,7 @@ def compute_settings(threads: int) -> Iterator[None]:
         if torch.get_num_threads() != before:
             torch.set_num_threads(before)
         torch.set_flush_denormal(was_flushing)
+        torch.backends.mkldnn.set_flags(onednn)  # type: ignore[no-untyped-call]
 
 
 def _flushes_denormals() -> bool:
