@@ -263,6 +263,25 @@ def test_run_and_ticket_evaluate_alike(tmp_path):
     assert by_run["test_accuracy"] == by_ticket["test_accuracy"] == result["test_accuracy"]
 
 
+def test_without_bfloat16_a_network_is_tested_in_float32(tmp_path, monkeypatch):
+    run(small("epochs=1"), RunFolder(tmp_path / "run"), device=CPU)
+    recipe = small("epochs=1", "precision=bfloat16")
+    monkeypatch.setattr("iterand.lab.training.run._recipe_of", lambda path: recipe)
+    ticket, tested = tmp_path / "run" / "model.ticket", []
+    monkeypatch.setattr(
+        "iterand.lab.training.run.evaluate", lambda *given: tested.append(given[2].training.precision) or {}
+    )
+    for there in (True, False):
+        monkeypatch.setattr(environment, "has_bfloat16", lambda there=there: there)
+        with (
+            contextlib.nullcontext()
+            if there
+            else pytest.warns(UserWarning, match="has no bfloat16, so the network is tested")
+        ):
+            evaluate_run(ticket, device=CPU)
+    assert tested == ["bfloat16", "float32"]
+
+
 def test_evaluating_with_other_images_than_those_of_the_run(tmp_path):
     photos, folder, ticket = tmp_path / "photos", tmp_path / "run", tmp_path / "run" / "model.ticket"
     write_image_folder(photos, {"": 6}, ("blue", "red"))

@@ -98,6 +98,14 @@ def compute_settings(threads: int) -> Iterator[None]:
         torch.backends.mkldnn.set_flags(onednn)  # type: ignore[no-untyped-call]
 
 
+def has_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16. Where it does not, torch needs tens of times as long as in float32."""
+    import torch
+
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return supported is None or bool(supported())
+
+
 def _flushes_denormals() -> bool:
     import torch
 

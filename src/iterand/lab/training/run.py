@@ -127,6 +127,9 @@ def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = No
     ticket = None if path.is_dir() else load_ticket(path)
     data = _load_data(recipe, device, data_dir)
     _check_data(recipe, data, data_dir)
+    if recipe.training.precision == "bfloat16" and device.type == "cpu" and not environment.has_bfloat16():
+        warnings.warn("this processor has no bfloat16, so the network is tested in float32", stacklevel=2)
+        recipe = replace(recipe, training=replace(recipe.training, precision="float32"))
     model = _network_of(path, recipe, data, device) if ticket is None else ticket.to(device)
     with environment.compute_settings(recipe.training.threads):
         measured = evaluate(model, data.test, recipe, device)
