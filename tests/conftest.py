@@ -23,6 +23,8 @@ if not torch.cuda.is_available():
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the tensors are tiny: threads would only wait for each other
 torch.set_num_threads(1)
 
+os.environ.setdefault("ASAN_OPTIONS", "detect_leaks=0")  # takes seconds a program; networks in C allocate nothing
+
 if importlib.util.find_spec("hypothesis"):  # the GPU tests run without it
     from hypothesis import HealthCheck, settings
 

@@ -231,7 +231,7 @@ def sanitized(source, image, folder, *flags):
     """The outputs of the example; the arena is an array of exactly its size, under two sanitizers."""
     for name, text in (("network.h", source.header), ("network.c", source.code), ("example.c", EXAMPLE)):
         (folder / name).write_text(text)
-    command = [COMPILERS[0], "-std=c99", "-O1", "-ffp-contract=off", *flags, *WARNINGS, "-Wno-psabi"]
+    command = [COMPILERS[-1], "-std=c99", "-O0", "-ffp-contract=off", *flags, *WARNINGS, "-Wno-psabi"]  # clang: quick
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     subprocess.run([*command, *sanitize, "-o", "example", "example.c", "network.c"], cwd=folder, check=True)
     done = subprocess.run([folder / "example"], input=image.numpy().tobytes(), capture_output=True, check=True)
