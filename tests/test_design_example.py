@@ -11,12 +11,12 @@ import iterand
 def test_the_example_as_printed(example, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     MyNetwork = example.build
-    loader = [(example.images, example.labels)] * 300
+    loader = [(example.images, example.labels)] * 60
 
     model = MyNetwork()
     iterand.prune_(model, sparsity=0.6, weights="signed_constant", seed=0)
     optimizer = torch.optim.SGD(iterand.scores(model), lr=0.1, momentum=0.9, weight_decay=5e-4)
-    randomizer = iterand.IterativeRandomization(model, period=300, rate=0.1)
+    randomizer = iterand.IterativeRandomization(model, period=60, rate=0.1)
 
     for images, labels in loader:
         optimizer.zero_grad()

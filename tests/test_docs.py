@@ -307,6 +307,7 @@ class TestCodeRunsAsPrinted:
         above = {
             "index.md", "tutorial/first-ticket.md", "tutorial/your-model.md", "tutorial/deploying.md",
             "guides/recommended.md", "guides/export.md", "guides/data.md", "guides/trainers.md",
+            "guides/inference.md", "guides/kinds.md", "guides/pretrained.md",
         }  # fmt: skip
         with_code = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md") if blocks(text(page))}
         assert above <= with_code

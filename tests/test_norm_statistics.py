@@ -82,8 +82,8 @@ def test_a_network_without_norms_is_refused_before_it_is_trained(tmp_path):
 
 
 def test_a_stop_is_heard_while_they_are_recomputed_and_nothing_is_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10, "RECORDS", 40)
-    write_cifar_binary(tmp_path, cifar_records(40))
+    monkeypatch.setattr(cifar10, "RECORDS", 20)
+    write_cifar_binary(tmp_path, cifar_records(20))
     settings = ["data.name=cifar10", "network.name=resnet20", "width_factor=0.25", "epochs=1", "batch_size=30"]
     recipe = recipe_file.override(Recipe(name="x"), [*settings, "norm_statistics=recomputed"])
     whole = run(recipe, RunFolder(tmp_path / "whole"), device=CPU, data_dir=tmp_path)
@@ -102,8 +102,8 @@ def test_a_stop_is_heard_while_they_are_recomputed_and_nothing_is_lost(tmp_path,
 
 
 def test_in_half_precision_the_ticket_is_smaller_and_is_the_network_that_was_tested(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10, "RECORDS", 40)
-    write_cifar_binary(tmp_path, cifar_records(40))
+    monkeypatch.setattr(cifar10, "RECORDS", 20)
+    write_cifar_binary(tmp_path, cifar_records(20))
     settings = ["data.name=cifar10", "network.name=resnet20", "width_factor=0.25", "epochs=1", "batch_size=30"]
     sizes = {}
     for way in ("recomputed", "recomputed_half"):
@@ -136,8 +136,8 @@ def test_what_float16_cannot_hold_stays(factor):
 
 
 def test_a_run_differs_in_nothing_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10, "RECORDS", 40)
-    write_cifar_binary(tmp_path, cifar_records(40))
+    monkeypatch.setattr(cifar10, "RECORDS", 20)
+    write_cifar_binary(tmp_path, cifar_records(20))
     settings = ["data.name=cifar10", "data.augmentation=crop", "network.name=resnet20", "width_factor=0.25"]
     settings += ["epochs=2", "batch_size=30", "period=3", "learning_rate.initial=0.5"]
     found, records = {}, {}

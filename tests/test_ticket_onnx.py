@@ -1,4 +1,5 @@
 import copy
+import functools
 import importlib.util
 
 import numpy as np
@@ -18,6 +19,16 @@ from iterand.inference import onnx as exporter  # noqa: E402
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 NETWORK = {"name": "resnet20", "width_factor": 0.5}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_registry():
+    """torch collects all operations of ONNX anew for each export, which takes longer than the rest of it."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 @pytest.fixture(scope="module")
