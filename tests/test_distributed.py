@@ -29,6 +29,7 @@ from iterand.lab.training.run import run
 
 CPU = torch.device("cpu")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+FORKING = "import torch._dynamo; from torch.distributed.run import main; main()"  # once, and not in every rank
 WORKER = Path(__file__).with_name("distributed_worker.py")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -315,8 +316,9 @@ def train(folder, ends, *options):
     """The command under torchrun, which ends as ``distributed_worker.py`` says: its exit code, and what it prints."""
     changed = [part for setting in SETTINGS for part in ("--set", setting)]
     arguments = ["train", "digits", "--device", "cpu", "--out", str(folder), *changed]
+    forking = [sys.executable, "-c", FORKING, *TORCHRUN[3:], "--run-path", "--start-method", "fork"]
     done = subprocess.run(
-        [*TORCHRUN, *options, str(WORKER), ends, *arguments], env=ENVIRONMENT, capture_output=True, text=True
+        [*forking, *options, str(WORKER), ends, *arguments], env=ENVIRONMENT, capture_output=True, text=True
     )
     return done.returncode, done.stdout, ours(done.stderr)
 

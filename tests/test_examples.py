@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import runpy
 import statistics
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from zoo import STAND_INS
+from zoo import import_timm
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,20 +27,33 @@ def test_a_model_of_ones_own(tmp_path):
     assert all(name in answer.stdout for name in ways)
 
 
-def test_a_timm_model(tmp_path):
+@pytest.fixture
+def example(tmp_path, monkeypatch, capsys):
+    """Run an example in an empty folder and in this process, which has imported torch; gives what it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(script, *arguments):
+        monkeypatch.setattr(sys, "argv", [script, *arguments])
+        with torch.random.fork_rng():
+            runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
+        return capsys.readouterr().out.strip()
+
+    return run
+
+
+@pytest.mark.filterwarnings("ignore")  # what other packages warn of, release by release
+def test_a_timm_model(example, tmp_path):
     if importlib.util.find_spec("timm") is None:
         pytest.skip("timm is not installed")
-    paths = [*sys.path, str(STAND_INS)]  # last: torchvision itself comes first, where there is one
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, ROOT / "examples" / "timm_model.py", "--epochs", "1", "--sparsity", "0.8"]
-    answer = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert answer.returncode == 0, answer.stderr[-2000:]
-    accuracy, size = re.search(r"(\S+) % of the test images, (\S+) kB in timm.ticket$", answer.stdout.strip()).groups()
+    import_timm()
+    printed = example("timm_model.py", "--epochs", "1", "--sparsity", "0.8")
+    accuracy, size = re.search(r"(\S+) % of the test images, (\S+) kB in timm.ticket$", printed).groups()
     assert float(accuracy) > 75
     assert float(size) == pytest.approx((tmp_path / "timm.ticket").stat().st_size / 1000, abs=0.05)
 
 
-def test_an_encoder_fine_tuned_by_a_mask(tmp_path):
+@pytest.mark.filterwarnings("ignore")  # what other packages warn of, release by release
+def test_an_encoder_fine_tuned_by_a_mask(example, tmp_path):
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", *(f"w{n}" for n in range(20))]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
@@ -53,12 +65,10 @@ def test_an_encoder_fine_tuned_by_a_mask(tmp_path):
     for name, count in (("train.csv", 600), ("test.csv", 60)):
         rows = [f"w{n % 20} w{n * 7 % 20} {('bad', 'good')[n % 2]} w{n * 3 % 20},{n % 2}" for n in range(count)]
         (tmp_path / name).write_text("\n".join(["text,label", *rows]) + "\n")
-    script = ROOT / "examples" / "fine_tune_by_mask.py"
-    assert len(script.read_text().splitlines()) < 60
-    command = [sys.executable, script, "encoder", "train.csv", "test.csv"]
-    answer = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr[-2000:]
-    accuracy, size = re.search(r"(\S+) % of the test texts, (\S+) kB in task.ticket$", answer.stdout.strip()).groups()
+    script = "fine_tune_by_mask.py"
+    assert len((ROOT / "examples" / script).read_text().splitlines()) < 60
+    printed = example(script, "encoder", "train.csv", "test.csv")
+    accuracy, size = re.search(r"(\S+) % of the test texts, (\S+) kB in task.ticket$", printed).groups()
     assert float(accuracy) > 80  # of two classes; the encoder is random
     assert float(size) == pytest.approx((tmp_path / "task.ticket").stat().st_size / 1000, abs=0.05)
 
