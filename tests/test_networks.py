@@ -13,6 +13,12 @@ IMAGENET = ("resnet18_imagenet", "resnet34_imagenet", "resnet50_imagenet", "resn
 TEXT = ("lstm", "bilstm")
 
 
+def structure(name: str, **options: float) -> nn.Module:
+    """A network whose tensors have shapes and no numbers, which takes no time however large it is."""
+    with torch.device("meta"):
+        return build_network(name, **options)
+
+
 def weights(network: nn.Module, kind: type[nn.Module]) -> int:
     return sum(module.weight.numel() for module in network.modules() if isinstance(module, kind))
 
@@ -127,13 +133,13 @@ def test_digits_conv_is_small_and_has_no_batch_norm() -> None:
 @pytest.mark.parametrize("name", ["resnet18_cifar", "resnet34_cifar"])
 @pytest.mark.parametrize("width_factor", [0.25, 1.0, 2.0])
 def test_cifar_stem_is_3x3_with_stride_1_and_64_channels(name: str, width_factor: float) -> None:
-    stem = next(one for one in build_network(name, width_factor=width_factor).modules() if isinstance(one, nn.Conv2d))
+    stem = next(one for one in structure(name, width_factor=width_factor).modules() if isinstance(one, nn.Conv2d))
     assert (stem.in_channels, stem.out_channels, stem.kernel_size, stem.stride) == (3, 64, (3, 3), (1, 1))
 
 
 @pytest.mark.parametrize("width_factor", [0.125, 2.0])
 def test_imagenet_stem_is_7x7_with_stride_2_and_64_channels(width_factor: float) -> None:
-    network = build_network("resnet18_imagenet", width_factor=width_factor)
+    network = structure("resnet18_imagenet", width_factor=width_factor)
     stem = next(one for one in network.modules() if isinstance(one, nn.Conv2d))
     pooling = next(one for one in network.modules() if isinstance(one, nn.MaxPool2d))
     assert (stem.out_channels, stem.kernel_size, stem.stride, stem.padding) == (64, (7, 7), (2, 2), (3, 3))
@@ -153,7 +159,7 @@ def test_imagenet_stem_is_7x7_with_stride_2_and_64_channels(width_factor: float)
 def test_shortcuts_are_1x1_convolutions_where_the_shape_changes(
     name: str, width_factor: float, changes: list[tuple[int, int, int]]
 ) -> None:
-    network = build_network(name, width_factor=width_factor)
+    network = structure(name, width_factor=width_factor)
     shortcuts = [module for path, module in network.named_modules() if path.endswith("shortcut.convolution")]
     assert [(one.in_channels, one.out_channels, one.stride[0]) for one in shortcuts] == changes
     assert all(one.kernel_size == (1, 1) for one in shortcuts)
@@ -163,7 +169,7 @@ def test_shortcuts_are_1x1_convolutions_where_the_shape_changes(
 def test_a_batch_norm_follows_every_convolution(name: str) -> None:
     layers = [
         module
-        for module in build_network(name, width_factor=0.125).modules()
+        for module in structure(name, width_factor=0.125).modules()
         if isinstance(module, nn.Conv2d | nn.BatchNorm2d)
     ]
     for convolution, normalization in zip(layers[::2], layers[1::2], strict=True):
@@ -209,7 +215,7 @@ def bottleneck_convolutions(blocks: tuple[int, ...], inner: tuple[int, ...], out
 
 
 def test_conv6_counts_2_26_million_weights() -> None:
-    network = build_network("conv6")
+    network = structure("conv6")
     convolutions = 9 * (3 * 64 + 64 * 64 + 64 * 128 + 128 * 128 + 128 * 256 + 256 * 256)
     linears = 4 * 4 * 256 * 256 + 256 * 256 + 256 * 10
     assert weights(network, nn.Conv2d) == convolutions == 1_144_512
@@ -231,7 +237,7 @@ OUTER = (256, 512, 1024, 2048)
     ],
 )
 def test_cifar_resnet_counts(name: str, by_hand: int, convolutions: int, classifier: int) -> None:
-    network = build_network(name)
+    network = structure(name)
     assert weights(network, nn.Conv2d) == by_hand == convolutions
     assert weights(network, nn.Linear) == classifier
 
@@ -249,7 +255,7 @@ def test_cifar_resnet_counts(name: str, by_hand: int, convolutions: int, classif
 def test_imagenet_counts_of_figure_3(
     name: str, by_hand: int, convolutions: int, hundredths: int, kept: float | None
 ) -> None:
-    assert weights(build_network(name), nn.Conv2d) == by_hand == convolutions
+    assert weights(structure(name), nn.Conv2d) == by_hand == convolutions
     assert convolutions // 10_000 == hundredths
     assert kept is None or round(0.3 * convolutions / 1e6, 2) == kept
 
@@ -265,7 +271,7 @@ def test_imagenet_counts_of_figure_3(
 def test_large_scale_counts_of_appendix_c5(
     name: str, width_factor: float, inner: tuple[int, ...], outer: tuple[int, ...], counted: int, printed: float
 ) -> None:
-    network = build_network(name, width_factor=width_factor)
+    network = structure(name, width_factor=width_factor)
     by_hand = bottleneck_convolutions((3, 4, 6, 3), inner, outer) + outer[-1] * 1000
     assert weights(network, nn.Conv2d) + weights(network, nn.Linear) == by_hand == counted
     assert round(counted / 1e6, 1) == printed
@@ -283,11 +289,11 @@ def test_large_scale_counts_of_appendix_c5(
 )
 def test_all_parameters_at_width_1_are_those_of_the_well_known_networks(name: str, total: int) -> None:
     """Biases and batch norm included: the sizes under which these networks are published everywhere."""
-    assert parameters(build_network(name)) == total
+    assert parameters(structure(name)) == total
 
 
 def test_vgg11_counts() -> None:
-    network = build_network("vgg11")
+    network = structure("vgg11")
     convolutions = 9 * (3 * 64 + 64 * 128 + 128 * 256 + 256 * 256 + 256 * 512 + 3 * 512 * 512)
     assert weights(network, nn.Conv2d) == convolutions == 9_217_728
     assert weights(network, nn.Linear) == 512 * 10
@@ -295,7 +301,7 @@ def test_vgg11_counts() -> None:
 
 @pytest.mark.parametrize(("name", "directions"), [("lstm", 1), ("bilstm", 2)])
 def test_lstm_counts(name: str, directions: int) -> None:
-    network = build_network(name)
+    network = structure(name)
     recurrent = directions * (4 * 256 * 100 + 4 * 256 * 256)  # four gates
     biases = directions * 2 * 4 * 256 + 1
     assert parameters(network) == 25_002 * 100 + recurrent + directions * 256 + biases
