@@ -1,5 +1,5 @@
 import copy
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import numpy as np
 import pytest
@@ -38,8 +38,7 @@ def folded_state(model: nn.Module) -> dict[str, torch.Tensor]:
     return iterand.fold_(copy.deepcopy(model)).state_dict()
 
 
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("ranking", ["layer", "global"])
+@pytest.mark.parametrize(("weights", "ranking"), [*zip(WEIGHTS, cycle(["layer", "global"]))])
 def test_every_kind_of_model_comes_back_bit_for_bit(example, tmp_path, weights, ranking):
     model = searched(example.build(), weights=weights, ranking=ranking, rank_by="magnitude")
     model(example.images)  # batch norm has seen something
