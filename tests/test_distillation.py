@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -141,5 +142,17 @@ def test_teachers_that_cannot_teach_are_refused(tmp_path, folder):
     sentence = "was trained with data.normalization = 'imagenet', but the recipe has 'default'; choose a teacher"
     with pytest.raises(RecipeError, match=sentence):
         check_run(small(f"teacher={tmp_path}"))
-    with pytest.raises(RecipeError, match="the teacher has 12 outputs, but the network 10; choose a teacher of the"):
-        training_loss(torch.zeros(2, 10), torch.tensor([0, 1]), TrainingRecipe(teacher="x"), torch.zeros(2, 12))
+
+
+def test_a_teacher_with_other_outputs_is_refused_before_a_run_is_replaced(tmp_path):
+    run(small("epochs=1", "classes=12"), RunFolder(tmp_path / "teacher"), device=CPU)
+    run(small("epochs=1"), RunFolder(tmp_path / "student"), device=CPU)
+    before = outcome(tmp_path / "student")
+    for path in (tmp_path / "teacher", tmp_path / "teacher" / "model.ticket"):
+        recipe = small(f"teacher={path}")
+        sentence = f"the teacher {path} has 12 outputs, but the network 10; choose a teacher of the same classes"
+        with pytest.raises(RecipeError, match=re.escape(sentence)):
+            run(recipe, RunFolder(tmp_path / "student"), device=CPU, fresh=True)
+        with pytest.raises(RecipeError, match=re.escape(sentence)):
+            check_run(recipe)
+    assert outcome(tmp_path / "student") == before

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import nn
 
-from iterand.checks import shown
+from iterand.checks import counted, shown
 from iterand.errors import CheckpointError, DataError, RecipeError
 from iterand.lab.data import IMAGE_FOLDER, Dataset, Split, load_data
 from iterand.lab.data.image_folder import fingerprint
@@ -27,7 +27,7 @@ from iterand.lab.training.methods import pruned_count
 from iterand.lab.training.network import build_for_data, ticket_options
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.session import Session, selected_epoch
-from iterand.lab.training.steps import Execution, Teacher, choose_step, evaluate
+from iterand.lab.training.steps import Execution, Teacher, choose_step, evaluate, forward
 from iterand.masking import fold_
 from iterand.memory import exhaustion_explained
 from iterand.parametrization import MaskedParametrization
@@ -76,7 +76,7 @@ def run(
         data = _load_data(recipe, device, data_dir)
         teacher = _load_teacher(recipe, data, device)
         session = build_session(recipe, data, device, ranks, code)  # network, masks, optimizer, steppers
-        _check_session(session)
+        _check_session(session, teacher, data)
         checkpoint = ranks.checkpoint_from_first(folder.last_checkpoint())
         if checkpoint is not None:
             session.restore(checkpoint)
@@ -112,8 +112,8 @@ def check_run(recipe: Recipe, *, data_dir: Path | None = None, code: UserCode | 
     cpu = torch.device("cpu")
     with code.explained() if code else nullcontext(), exhaustion_explained(_LESS_MEMORY):
         data = _load_data(recipe, cpu, data_dir)
-        _load_teacher(recipe, data, cpu)
-        _check_session(build_session(recipe, data, cpu, code=code))
+        teacher = _load_teacher(recipe, data, cpu)
+        _check_session(build_session(recipe, data, cpu, code=code), teacher, data)
 
 
 def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = None) -> dict[str, Any]:
@@ -199,9 +199,11 @@ def build_session(
     return Session(recipe, network, steps_per_epoch(recipe, data, ranks.count), device, ranks)
 
 
-def _check_session(session: Session) -> None:
-    """Refuse, before the first step, what would fail after the last one."""
+def _check_session(session: Session, teacher: Teacher | None, data: Dataset[Split]) -> None:
+    """Refuse, before the first step, what would fail in it or after the last one."""
     check_norm_statistics(session)
+    if teacher is not None:
+        _check_teacher(session, teacher, data)
     method = session.recipe.method
     steps = session.recipe.training.epochs * session.steps_per_epoch
     if method.name == "iterand":
@@ -211,6 +213,20 @@ def _check_session(session: Session) -> None:
                     f"method.period is {method.period}: {steps // method.period} rounds give more different draws of "
                     f"{name!r} than a ticket holds; set it to {steps // MAX_ALPHABET + 1} or more"
                 )
+
+
+def _check_teacher(session: Session, teacher: Teacher, data: Dataset[Split]) -> None:
+    """Refuse a teacher that has other outputs than the network."""
+    inputs = next(iter(data.validation.batches(torch.arange(1), 1))).inputs
+    with torch.no_grad():
+        ours = forward(session.model.eval(), inputs, session.recipe).shape[1]
+    session.model.train()
+    theirs = teacher(inputs).shape[1]
+    if theirs != ours:
+        raise RecipeError(
+            f"the teacher {session.recipe.training.teacher} has {counted(theirs, 'output')}, but the network {ours}; "
+            "choose a teacher of the same classes"
+        )
 
 
 def _load_data(recipe: Recipe, device: torch.device, data_dir: Path | None) -> Dataset[Split]:
