@@ -367,6 +367,15 @@ def test_what_is_the_users_stays(tmp_path):
     assert "the 3\noutputs" in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["network.h", "network.c", "example.c"])
+def test_sources_of_the_user_are_not_replaced(name, tmp_path):
+    (tmp_path / name).write_text('#include "network.h"\n')
+    with pytest.raises(IterandError, match=rf"{name} is not from an export, which would replace it; choose another fo"):
+        export_c(nn.Linear(4, 2), torch.randn(2, 4), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == '#include "network.h"\n'
+
+
 @needs("g++")
 @pytest.mark.parametrize("coded", [False, True])
 def test_a_program_in_cpp(coded, tmp_path):

@@ -51,7 +51,8 @@ def export_c(
     Args:
         model: The network, from ``load_ticket``.
         example: A batch of inputs. For "int8" a hundred or more, from which the range of every value is chosen.
-        folder: The folder to write; a missing one is created.
+        folder: The folder to write; a missing one is created. Files of an earlier export are replaced; a README of your
+            own stays, and other files of these names are refused.
         activations: "float32", or "int8": values between layers are bytes.
         ticket: The ticket of the network, or its file. Its coded masks and signs become the constant data, and
             the program decodes them once, into memory. Without it, kept weights are constant data of a byte each.
@@ -95,9 +96,13 @@ def _write(folder: Path, files: dict[str, str]) -> None:
         raise IterandError(f"{folder} is a file; give the name of a folder")
     if folder.parent.exists() and not folder.parent.is_dir():
         raise IterandError(f"{folder.parent} is a file, so there can be no folder {folder}")
+    if not _is_exported(folder / "network.h", files["network.h"]):
+        for path in (folder / name for name in files if name != "README.md"):
+            if path.exists():
+                raise IterandError(f"{path} is not from an export, which would replace it; choose another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if _is_foreign(folder / "README.md"):
-        files = {name: text for name, text in files.items() if name != "README.md"}
+    if (folder / "README.md").exists() and not _is_exported(folder / "README.md", files["README.md"]):
+        del files["README.md"]
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
         for name, text in files.items():
             (Path(temporary) / name).write_text(text, encoding="utf-8")
@@ -106,9 +111,9 @@ def _write(folder: Path, files: dict[str, str]) -> None:
             (Path(temporary) / name).replace(folder / name)
 
 
-def _is_foreign(readme: Path) -> bool:
-    """Whether there is a README that is not of an export."""
-    return readme.exists() and not readme.read_bytes().startswith(_README.partition("\n")[0].encode())
+def _is_exported(path: Path, text: str) -> bool:
+    """Whether a file begins with the first line of this text, as one of an earlier export does."""
+    return path.is_file() and path.read_bytes().startswith(text.partition("\n")[0].encode())
 
 
 def _readme(graph: Graph, source: Source, plain: Source) -> str:
