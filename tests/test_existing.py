@@ -187,6 +187,7 @@ def test_resumed_from_a_state_dict_equals_unbroken(ranking):
         ({"scores": "ranks"}, "unknown distribution of scores 'ranks'"),
         ({"weights": "uniform", "trainable": "head"}, "trainable is ['head'], which goes with weights='existing' only"),
         ({"weights": "uniform", "scores": "magnitude"}, "scores is 'magnitude', which goes with weights='existing'"),
+        ({"preset": "recommended"}, "preset is 'recommended', but weights is 'existing': it is for random weights"),
         ({"trainable": "*"}, "has nothing to mask"),
     ],
 )

@@ -85,7 +85,7 @@ def prune_(
         preset: Where ``weights``, ``gain``, ``ranking`` and ``norms`` come from if they are not given. ``"paper"``:
             ``"kaiming_uniform"``, 1, ``"layer"``, ``"fixed"``. ``"recommended"``: ``"signed_constant"``; for a model
             with norms ``"global"``, and ``"shifted"`` if a norm has a shift; for one without them a gain of
-            (1 − p)^(−1/4). ``recommended_steppers`` goes with it.
+            (1 − p)^(−1/4). ``recommended_steppers`` goes with it, and existing weights do not.
         weights: D_param, the distribution of the weights: ``"kaiming_uniform"`` (between ±√(6 / fan_in)),
             ``"kaiming_normal"``, ``"signed_constant"`` (±√(2 / fan_in) with equal chances), ``"uniform"`` (between ±1)
             or one of your own; or ``"existing"``.
@@ -131,6 +131,8 @@ def prune_(
     if weights is None:
         weights = "signed_constant" if recommended else "kaiming_uniform"
     exists = weights == EXISTING
+    if exists and recommended:
+        raise ValueError("preset is 'recommended', but weights is 'existing': it is for random weights; leave it out")
     has_norms = maskable.has_norms(unwrap(model))
     balanced = recommended and not exists and not isinstance(sparsity, Mapping) and has_norms
     if ranking is None:
