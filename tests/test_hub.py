@@ -55,6 +55,14 @@ def test_a_card_that_was_written_stays(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text()) == {}
 
 
+def test_a_configuration_is_replaced_as_a_whole(tmp_path):
+    hub.save_pretrained(network(), tmp_path / "a", config={"width": 16})
+    (tmp_path / "before").hardlink_to(tmp_path / "a" / "config.json")
+    hub.save_pretrained(network(), tmp_path / "a", config={"width": 8})
+    found = [json.loads(path.read_text()) for path in (tmp_path / "before", tmp_path / "a" / "config.json")]
+    assert found == [{"width": 16}, {"width": 8}]
+
+
 def test_a_class_with_the_mixin(tmp_path):
     model = iterand.prune_(Perceptron(depth=3, width=5), 0.5)
     iterand.randomize_(model, 0.5)

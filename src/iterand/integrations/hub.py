@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from iterand.errors import TicketError, extra, first_line
+from iterand.files import atomic_write
 from iterand.summarizing import summary
 from iterand.surgery import masked_layers
 from iterand.ticket import load_ticket, save_ticket
@@ -67,9 +68,9 @@ def save_pretrained(
     card = _card(model, ModelCardData(library_name="iterand", tags=_TAGS), metrics)
     target.mkdir(parents=True, exist_ok=True)
     save_ticket(model, target / TICKET, metrics=metrics)
-    (target / "config.json").write_text(text + "\n", encoding="utf-8")
+    atomic_write(target / "config.json", f"{text}\n".encode())
     if not (target / "README.md").exists():
-        card.save(target / "README.md")
+        atomic_write(target / "README.md", str(card).encode())
 
 
 def from_pretrained(source: str | os.PathLike[str], model: Model, **download: Any) -> Model:
