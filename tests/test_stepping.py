@@ -191,3 +191,28 @@ def test_folding_forgets_the_counts():
     iterand.IterativeRandomization(model).step()
     iterand.prune_(iterand.fold_(model), 0.6)
     assert counts(model) == [None, None]
+
+
+@pytest.mark.parametrize("pruned_again", [False, True])
+def test_steppers_of_folded_masks_are_refused(pruned_again):
+    model = network()
+    old = steppers(model)
+    train(model, old, 2)
+    iterand.fold_(model)
+    if pruned_again:
+        iterand.prune_(model, 0.5)
+    before = copy.deepcopy(model)
+    for stepper in old:
+        sentence = f"the masks of this {type(stepper).__name__} were folded; make a new one after prune_"
+        with pytest.raises(ValueError, match=sentence):
+            stepper.step()
+    assert_equal(model, before)
+
+
+def test_steppers_go_on_with_the_masks_that_are_left():
+    model = network()
+    schedule = iterand.SparsitySchedule(model, "linear", steps=2)
+    iterand.fold_(model[0])
+    schedule.step()
+    schedule.step()
+    assert iterand.summary(model).kept == 64 - 38

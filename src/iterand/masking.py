@@ -292,5 +292,6 @@ def _replace(root: nn.Module, layers: Iterable[MaskedLayer], values: Iterable[Te
         surgery.restore_root_(module)
     for layer, value in zip(layers, values):
         parameter = nn.Parameter(value, requires_grad=layer.parametrization.trained)
+        layer.parametrization.iterations.clear()
         for module, attribute in layer.owners:
             surgery.detach(module, attribute, parameter)

@@ -256,7 +256,7 @@ class IterativeRandomization(CountingStepper):
 
     def step(self) -> None:
         """Count one iteration; randomize if k + 1 can be divided by K_per."""
-        self.iteration += 1
+        self._advance()
         if self.iteration % self.period == 0:
             self.randomize()
 

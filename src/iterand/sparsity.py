@@ -143,7 +143,7 @@ class SparsitySchedule(CountingStepper):
     def step(self) -> None:
         """Count one iteration and set the sparsity it calls for."""
         is_set = self._applied == self.iteration  # not if the model has loaded another count
-        self.iteration += 1
+        self._advance()
         if self.iteration <= self.steps or not is_set:
             self._apply()
         self._applied = self.iteration
@@ -185,7 +185,7 @@ class ScoreFreezing(CountingStepper):
     @torch.no_grad()
     def step(self) -> None:
         """Count one iteration; project the scores, and freeze if it is time."""
-        self.iteration += 1
+        self._advance()
         for mask in self._masks:
             mask.score.copy_(torch.where(mask.frozen, -1.0, mask.score.clamp(0.0, 1.0)))
         if self.iteration % self.period == 0:

@@ -37,6 +37,7 @@ class Stepped(Protocol):
     """What a stepper steps: a masked tensor."""
 
     iterations: Counts
+    """Empty without a stepper, and once it is folded."""
 
 
 class CountingStepper:
@@ -50,7 +51,7 @@ class CountingStepper:
     """The name of the count in the model's state."""
 
     def __init__(self, masks: Iterable[Stepped]) -> None:
-        masks = list(masks)
+        self._stepped = masks = list(masks)
         loaded = [count for mask in masks for count in mask.iterations.get(self.kind, ()) if count.is_free]
         self._count = IterationCount(loaded[0].value if loaded else 0, self)
         for mask in masks:
@@ -67,6 +68,12 @@ class CountingStepper:
     @iteration.setter
     def iteration(self, value: int) -> None:
         self._count.value = value
+
+    def _advance(self) -> None:
+        """Count one iteration; refused if all masks were folded, after which nothing would change."""
+        if not any(mask.iterations for mask in self._stepped):
+            raise ValueError(f"the masks of this {type(self).__name__} were folded; make a new one after prune_")
+        self.iteration += 1
 
     def state_dict(self) -> dict[str, Any]:
         """The count of iterations, which is also in the state dict of the model."""
