@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+import iterand
 import made_up_data
 from iterand import philox
 from iterand.errors import DataError
@@ -21,6 +22,8 @@ from iterand.lab.data.decoding import GRAY, decode
 from iterand.lab.data.imagenet import DataWarning
 from iterand.lab.data.images import resized_crops, words_of
 from iterand.lab.data.workers import prefetched
+from iterand.lab.networks import build_network
+from iterand.lab.training.run import evaluate_run
 
 CPU = torch.device("cpu")
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -216,6 +219,13 @@ class TestBadTrees:
         (folder / "a.jpg").write_bytes(made_up_data.jpeg(1))
         with pytest.raises(DataError, match=rf"imagenet/{lacking} has no class folder n00, but .*/{there} has"):
             load_data("imagenet", CPU, own_tree)
+
+    def test_fewer_classes_than_a_network_was_trained_with(self, own_tree, tmp_path):
+        options = {"name": "resnet18_imagenet", "width_factor": 0.1, "classes": 4}
+        model = iterand.prune_(build_network(**options), 0.5)
+        iterand.save_ticket(model, tmp_path / "a.ticket", recipe={"data": {"name": "imagenet"}, "network": options})
+        with pytest.warns(UserWarning, match="the data have 3 class folders, but the network is for 4 classes; labels"):
+            evaluate_run(tmp_path / "a.ticket", device=CPU, data_dir=own_tree)
 
     def test_no_tree(self, tmp_path):
         with pytest.raises(

@@ -137,7 +137,7 @@ def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = No
 
 
 def _check_data(recipe: Recipe, data: Dataset[Split], folder: Path | None) -> None:
-    """Refuse data of more classes or words than the network knows, and warn of images that are not those of the run."""
+    """Refuse data of more classes or words than the network knows, and warn of those that may not be of the run."""
     words = len(data.train.vocabulary) if isinstance(data.train, TextSplit) else 0
     known = recipe.network
     for what, there, here in (("classes", known.classes, data.classes), ("words", known.vocabulary_size, words)):
@@ -146,7 +146,14 @@ def _check_data(recipe: Recipe, data: Dataset[Split], folder: Path | None) -> No
                 f"the data have {here:,} {what}, but the network is for {there:,}; give the folder of its own data "
                 "with --data-dir"
             )
-    if recipe.data.sha256 and recipe.data.sha256 != fingerprint(folder or Path(recipe.data.path)):
+    changed = recipe.data.sha256 and recipe.data.sha256 != fingerprint(folder or Path(recipe.data.path))
+    if (changed or recipe.data.name == "imagenet") and data.classes < known.classes:
+        warnings.warn(
+            f"the data have {counted(data.classes, 'class folder')}, but the network is for {known.classes:,} classes; "
+            "labels are the places of the folders, so they are wrong unless the network was trained with the same ones",
+            stacklevel=3,
+        )
+    elif changed:
         warnings.warn(
             "names or sizes of the images have changed since the network was trained; where iterand splits them "
             "itself, it now tests images that may have been trained with",
