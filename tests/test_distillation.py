@@ -156,3 +156,14 @@ def test_a_teacher_with_other_outputs_is_refused_before_a_run_is_replaced(tmp_pa
         with pytest.raises(RecipeError, match=re.escape(sentence)):
             check_run(recipe)
     assert outcome(tmp_path / "student") == before
+
+
+def test_a_run_does_not_replace_its_teacher(tmp_path):
+    run(small("epochs=1"), RunFolder(tmp_path), device=CPU)
+    before = outcome(tmp_path)
+    for path in (tmp_path, tmp_path / "model.ticket"):
+        with pytest.raises(
+            RecipeError, match=r"the teacher .* would be replaced by the run in .*; choose another --out"
+        ):
+            run(small(f"teacher={path}"), RunFolder(tmp_path), device=CPU, fresh=True)
+    assert outcome(tmp_path) == before

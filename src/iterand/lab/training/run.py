@@ -74,7 +74,7 @@ def run(
             return record
 
         data = _load_data(recipe, device, data_dir)
-        teacher = _load_teacher(recipe, data, device)
+        teacher = _load_teacher(recipe, data, device, folder.path)
         session = build_session(recipe, data, device, ranks, code)  # network, masks, optimizer, steppers
         _check_session(session, teacher, data)
         checkpoint = ranks.checkpoint_from_first(folder.last_checkpoint())
@@ -161,11 +161,15 @@ def _check_data(recipe: Recipe, data: Dataset[Split], folder: Path | None) -> No
         )
 
 
-def _load_teacher(recipe: Recipe, data: Dataset[Split], device: torch.device) -> Teacher | None:
-    """The teacher of a run, if it has one."""
+def _load_teacher(
+    recipe: Recipe, data: Dataset[Split], device: torch.device, folder: Path | None = None
+) -> Teacher | None:
+    """The teacher of a run, if it has one; in the folder of the run itself, it would be replaced."""
     if not recipe.training.teacher:
         return None
     path = Path(recipe.training.teacher)
+    if folder is not None and path.resolve() in (folder.resolve(), folder.resolve() / TICKET):
+        raise RecipeError(f"the teacher {path} would be replaced by the run in {folder}; choose another --out")
     own = _recipe_of(path)
     for key in ("name", "normalization", "image_size"):
         theirs, ours = getattr(own.data, key), getattr(recipe.data, key)
