@@ -10,6 +10,7 @@ from statistics import mean, stdev
 import pytest
 import torch
 
+from iterand.lab.experiments.catalog import find_experiment
 from iterand.lab.experiments.paper import OPENLTH
 from iterand.lab.training import recipe_file
 from iterand.lab.training.folder import default_path
@@ -252,15 +253,15 @@ def test_what_conv6_comes_to_with_one_setting_changed():
         assert rate == 0.3 or f"learning rate {rate}" in own
 
 
-@pytest.mark.parametrize("name", ["sparsity", "imp"])
-def test_the_tables_over_sparsity(name):
+@pytest.mark.parametrize(("name", "symbol"), [("sparsity", "p"), ("imp", "p"), ("width", "ρ")])
+def test_the_tables_with_a_column_for_each_value(name, symbol):
     lines = rows(REPRODUCE)
     own = cells(name, 1)
-    shares = sorted({dict(cell.cell.axes)["sparsity"] for cell in own})
-    header = lines.index(f"|  | {' | '.join(f'p = {share:g}' for share in shares)} |")
+    shares = sorted({cell.axes[-1][1] for cell in find_experiment(name).cells})
+    header = lines.index(f"|  | {' | '.join(f'{symbol} = {share:g}' for share in shares)} |")
     for cell in own:
-        network, method, share = (value for _, value in cell.cell.axes)
-        start = f"| {network}, {method} |"
+        *names, share = (value for _, value in cell.cell.axes)
+        start = f"| {', '.join(names)} |"
         row = next(number for number, line in enumerate(lines) if number > header and line.startswith(start))
         ours, theirs = ([entry.strip() for entry in line.split("|")[2:]] for line in lines[row : row + 2])
         assert ours[shares.index(share)] == counted(cell, 1)

@@ -234,18 +234,18 @@ def narrow_conv6() -> Lines:
     return [text, "", *markdown(["", *methods], rows)]
 
 
-def over_sparsity(experiment: str, what: str, usual: int) -> Lines:
-    """A table of the paper with a column for each sparsity: our rows, and the paper's below."""
+def across(experiment: str, symbol: str, what: str, usual: int) -> Lines:
+    """A table of the paper with a column for each value of its last axis: our rows, and the paper's below."""
     found = {tuple(value for _, value in cell.cell.axes): cell for cell in outcome(experiment).cells}
-    shares = sorted({float(place[2]) for place in found})
+    values = sorted({float(place[-1]) for place in found})
     rows, shown = [], []
-    for network, method in dict.fromkeys(place[:2] for place in found):
-        row = [found[network, method, share] for share in shares]
-        if any(cell.summary for cell in row):
-            rows += [[f"{network}, {method}", *(accuracy(cell, usual) for cell in row)]]
-            rows += [["… paper", *(of_paper(cell.cell.paper) for cell in row)]]
-            shown += row
-    head = ["", *(f"p = {share:g}" for share in shares)]
+    for names in dict.fromkeys(place[:-1] for place in found):
+        row = [found.get((*names, value)) for value in values]
+        if any(cell and cell.summary for cell in row):
+            rows += [[", ".join(map(str, names)), *(accuracy(cell, usual) if cell else "" for cell in row)]]
+            rows += [["… paper", *(of_paper(cell.cell.paper) if cell else "" for cell in row)]]
+            shown += [cell for cell in row if cell]
+    head = ["", *(f"{symbol} = {value:g}" for value in values)]
     return [*caption(what, shown, usual, f"iterand reproduce {experiment}"), *markdown(head, rows)]
 
 
@@ -705,6 +705,7 @@ def folders() -> Lines:
         "long": "300 epochs of ResNet18",
         "period": "Figure 4, the period K_per",
         "sparsity": "Table 6",
+        "width": "Table 8, the width that edge-popup needs",
     }
     there = sorted(path for path in (RESULTS / "records").iterdir() if path.is_dir())
     rows = [[f"`records/{path.name}`", about[path.name], str(len(list(path.iterdir())))] for path in there]
@@ -719,8 +720,9 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "figure2-resnet18": lambda: figure2_wide("ResNet18"),
     "narrow-conv6": narrow_conv6,
     "width-saved": width_saved,
-    "sparsity": lambda: over_sparsity("sparsity", "Table 6, test accuracy in %", 1),
-    "imp": lambda: over_sparsity("imp", "Table 7, test accuracy in %", 1),
+    "sparsity": lambda: across("sparsity", "p", "Table 6, test accuracy in %", 1),
+    "imp": lambda: across("imp", "p", "Table 7, test accuracy in %", 1),
+    "width": lambda: across("width", "ρ", "Table 8, ResNet18 with Kaiming uniform weights, test accuracy in %", 1),
     "rates-and-periods": rates_and_periods,
     "sparse-conv6": sparse_conv6,
     "imdb": imdb,
