@@ -97,7 +97,11 @@ _TAKES_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
 _NOT_CAPTURED: dict[str, Any] = {"tags": (_TAG,)} if _TAG is not None and _TAKES_TAGS else {}
 
 
-@torch.library.custom_op("iterand::find_cuts_by_triton", mutates_args=(), **_NOT_CAPTURED)
+# torch 2.6 cannot infer a schema from collections.abc.Sequence.
+_SCHEMA = "(Tensor[] scores, Tensor[] kept, int[] floors, bool together, bool magnitude) -> (Tensor, Tensor)"
+
+
+@torch.library.custom_op("iterand::find_cuts_by_triton", mutates_args=(), schema=_SCHEMA, **_NOT_CAPTURED)
 def _find_cuts_by_triton(
     scores: Sequence[Tensor], kept: Sequence[Tensor], floors: Sequence[int], together: bool, magnitude: bool
 ) -> tuple[Tensor, Tensor]:
