@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.distributed import HashStore
 
 import made_up_data
@@ -297,6 +298,21 @@ def test_one_process_is_one_rank(monkeypatch):
         with joined() as ranks:
             assert ranks is ALONE
         assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("init_sync", [False, True])
+def test_nothing_is_broadcast_at_the_start_where_torch_lets_it_be(monkeypatch, init_sync):
+    class Parallel:  # torch 2.6 has no init_sync
+        def __init__(self, module, broadcast_buffers=True, gradient_as_bucket_view=False):
+            self.seen = {"broadcast_buffers": broadcast_buffers}
+
+    class Later(Parallel):
+        def __init__(self, module, broadcast_buffers=True, init_sync=True, gradient_as_bucket_view=False):
+            self.seen = {"broadcast_buffers": broadcast_buffers, "init_sync": init_sync}
+
+    monkeypatch.setattr(distributed, "DistributedDataParallel", Later if init_sync else Parallel)
+    seen = Ranks(0, 2).parallel(nn.Linear(2, 2), CPU).seen
+    assert seen == {"broadcast_buffers": False} | ({"init_sync": False} if init_sync else {})
 
 
 def test_a_rank_takes_its_own_gpu_or_says_why_not(monkeypatch):

@@ -78,6 +78,15 @@ def test_a_class_with_the_mixin(tmp_path):
     assert torch.equal(folder(INPUTS), model(INPUTS))
 
 
+def test_arguments_of_releases_of_huggingface_hub_before_1_0(tmp_path):
+    model = iterand.prune_(Perceptron(width=5), 0.5)
+    model.save_pretrained(tmp_path)
+    download = dict.fromkeys(["revision", "cache_dir", "proxies", "resume_download", "token"])
+    download |= {"force_download": False, "local_files_only": False}
+    loaded = Perceptron._from_pretrained(model_id=str(tmp_path), **download, width=5)
+    assert torch.equal(loaded(INPUTS), model.eval()(INPUTS))
+
+
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [

@@ -42,7 +42,7 @@ class _MaskedWeight(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None]:
         (weight,) = ctx.saved_tensors
-        if gradient.is_sparse:
+        if not torch.compiler.is_compiling() and gradient.is_sparse:  # compiled, it never is; torch 2.6 cannot ask
             gradient = gradient.to_dense()
         return None, reference.score_gradient(weight, gradient), None, None
 

@@ -114,6 +114,7 @@ class TicketHubMixin(  # type: ignore[call-arg]
         token: str | bool | None,
         **arguments: Any,
     ) -> Self:
+        older = {name: arguments.pop(name, None) for name in ("proxies", "resume_download")}  # before release 1.0
         path = _find_ticket(
             model_id,
             revision=revision,
@@ -121,6 +122,7 @@ class TicketHubMixin(  # type: ignore[call-arg]
             force_download=force_download,
             local_files_only=local_files_only,
             token=token,
+            **{name: value for name, value in older.items() if value is not None},
         )
         model = cls(**arguments)
         load_ticket(path, model).eval()

@@ -84,7 +84,9 @@ class Ranks:
         # Buffers are equal on all ranks anyway, and have one number per weight.
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # the older name
-        options: dict[str, Any] = {buffers: False, "init_sync": False, "gradient_as_bucket_view": True}
+        options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
+        if "init_sync" in known:  # not in torch 2.6
+            options["init_sync"] = False
         return DistributedDataParallel(model, **options)
 
     def batches(self, split: Split, order: Tensor, size: int, random: Random | None = None) -> Iterator[Batch]:
