@@ -117,7 +117,7 @@ WAYS: dict[str, Callable[[Digits, float, int, int], nn.Module]] = {
 
 
 def main() -> None:
-    """What is asked for, if it can be done."""
+    """Parse and check the options, then compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sparsity", type=float, default=0.9)
     parser.add_argument("--seeds", type=int, default=3)
@@ -136,7 +136,7 @@ def main() -> None:
 
 
 def compare(options: argparse.Namespace) -> None:
-    """Each way with every seed; a line as soon as it is done."""
+    """Run each way with every seed, and print a line for each."""
     data, found = Digits(), {}
     print(f"digits, p = {options.sparsity:g}, epochs: {options.epochs}, seeds: {options.seeds}")
     for name, way in WAYS.items():

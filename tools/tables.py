@@ -330,7 +330,7 @@ def word_vectors() -> Lines:
 
 
 def imdb_settings() -> Lines:
-    """Settings of the pruned LSTM with random words, by validation accuracy."""
+    """Settings of the pruned LSTM with random embeddings, by validation accuracy."""
     found: dict[str, list[Record]] = {}
     for run in explored("lstm"):
         if run.recipe.learning_rate.schedule == "cosine":
@@ -343,7 +343,7 @@ def imdb_settings() -> Lines:
         for settings, runs in found.items()
     ]
     rows.sort(key=lambda row: row[1], reverse=True)
-    text = "*LSTM on IMDB with random words, none trained, accuracy in %, mean ± standard deviation, n = 1 (seed 0) "
+    text = "*LSTM on IMDB with random embeddings, none trained, accuracy in %, mean ± standard deviation, n = 1 (seed 0) "
     text += "unless a cell says otherwise (seeds 0-2); NVIDIA H200, float32; "
     text += "`iterand train lstm --set learning_rate.schedule=cosine --set SETTING`.*"
     return [text, "", *markdown(["set beside the schedule", "validation", "test"], rows)]
