@@ -147,7 +147,7 @@ def digits() -> Lines:
     return [*caption(what, found, 5, "iterand reproduce digits --seeds 5"), *markdown(head, rows, left=2)]
 
 
-def figure2_wide(network: str) -> Lines:
+def figure2_wide(network: str, usual: int = 3) -> Lines:
     """Figure 2 for one network: methods by widths, beside the paper."""
     found = cells("figure2", network=network)
     widths = sorted({width for _, width in found})
@@ -156,7 +156,7 @@ def figure2_wide(network: str) -> Lines:
         row = [str(method)]
         for width in widths:
             cell = found.get((method, width))
-            row += [accuracy(cell, 3), of_paper(cell.cell.paper), delta(cell)] if cell else ["", "", ""]
+            row += [accuracy(cell, usual), of_paper(cell.cell.paper), delta(cell)] if cell else ["", "", ""]
         rows.append(row)
     measured = {(entry["network"], entry["width_factor"]): entry for entry in read_json("ticket.json")["sizes"]}
     last = [found["IteRand (SC)", width].runs[-1] for width in widths]
@@ -166,7 +166,8 @@ def figure2_wide(network: str) -> Lines:
     head = [network, *(entry for width in widths for entry in (f"ρ = {width:g}", "paper", "Δ"))]
     epochs = next(iter(found.values())).cell.recipe.training.epochs
     what = f"{network} on CIFAR-10, test accuracy in %, {epochs} epochs; Δ is ours minus the paper's"
-    return [*caption(what, found.values(), 3, f"iterand reproduce --only 'figure2/{network}*'"), *markdown(head, rows)]
+    command = f"iterand reproduce --only 'figure2/{network}*'"
+    return [*caption(what, found.values(), usual, command), *markdown(head, rows)]
 
 
 def figure2() -> Lines:
@@ -343,8 +344,8 @@ def imdb_settings() -> Lines:
         for settings, runs in found.items()
     ]
     rows.sort(key=lambda row: row[1], reverse=True)
-    text = "*LSTM on IMDB with random embeddings, none trained, accuracy in %, mean ± standard deviation, n = 1 (seed 0) "
-    text += "unless a cell says otherwise (seeds 0-2); NVIDIA H200, float32; "
+    text = "*LSTM on IMDB with random embeddings, none trained, accuracy in %, mean ± standard deviation, "
+    text += "n = 1 (seed 0) unless a cell says otherwise (seeds 0-2); NVIDIA H200, float32; "
     text += "`iterand train lstm --set learning_rate.schedule=cosine --set SETTING`.*"
     return [text, "", *markdown(["set beside the schedule", "validation", "test"], rows)]
 
@@ -718,6 +719,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "figure2": figure2,
     "figure2-conv6": lambda: figure2_wide("Conv6"),
     "figure2-resnet18": lambda: figure2_wide("ResNet18"),
+    "figure2-resnet34": lambda: figure2_wide("ResNet34", usual=1),
     "narrow-conv6": narrow_conv6,
     "width-saved": width_saved,
     "sparsity": lambda: across("sparsity", "p", "Table 6, test accuracy in %", 1),
