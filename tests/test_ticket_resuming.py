@@ -29,7 +29,7 @@ def test_the_search_goes_on_from_the_ticket(tmp_path, weights, options):
         other = iterand.masked_layers(again)[name]
         assert other.mask.equal(layer.mask)
         assert other.weight[layer.mask].equal(layer.weight[layer.mask])
-        assert other.parametrization.history == layer.parametrization.history
+        assert other.parametrization.history.runs == layer.parametrization.history.runs
         assert other.weight.equal(other.parametrization.weight())  # draws and weights agree, pruned ones too
     stir_(again, 11)
     iterand.randomize_(again, 0.5)
@@ -47,7 +47,7 @@ def test_a_copy_of_a_resumed_model_goes_on_as_the_model_does(tmp_path):
         stir_(model, 11)
         iterand.randomize_(model, 0.5)
     for layer, other in zip(iterand.masked_layers(resumed).values(), iterand.masked_layers(copied).values()):
-        assert other.parametrization.history == layer.parametrization.history
+        assert other.parametrization.history.runs == layer.parametrization.history.runs
         assert other.weight.equal(layer.weight)
 
 
@@ -72,6 +72,28 @@ def test_the_search_may_go_on_sparser(tmp_path):
         kept = iterand.masked_layers(sparser)[name].mask
         assert kept.sum() == layer.mask.numel() / 4
         assert not (kept & ~layer.mask).any()
+
+
+@pytest.mark.parametrize("ranking", ["layer", "global"])
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_the_search_goes_on_in_the_middle_of_a_schedule(tmp_path, ranking, scheduled):
+    def build(sparsity=0.8):
+        return iterand.prune_(nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 5)), sparsity, ranking=ranking)
+
+    model = build()
+    schedule = iterand.SparsitySchedule(model, "linear", steps=10)
+    for _ in range(5):
+        schedule.step()
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    again = build()
+    if scheduled:
+        iterand.SparsitySchedule(again, "linear", steps=10)  # which keeps everything until its first step
+    iterand.read_ticket(tmp_path / "a.ticket").resume_(again)
+    for layer, other in zip(iterand.masked_layers(model).values(), iterand.masked_layers(again).values()):
+        assert torch.equal(layer.mask, other.mask)
+    sparser = build(0.9)
+    iterand.read_ticket(tmp_path / "a.ticket").resume_(sparser)
+    assert iterand.summary(sparser).kept == iterand.summary(build(0.9)).kept
 
 
 def test_the_search_does_not_go_on_denser(tmp_path):
@@ -196,6 +218,18 @@ def test_kept_weights_are_fine_tuned_and_zeros_stay(tmp_path, optimizer):
         handle.remove()
     step()
     assert (model.convolution.weight[~mask] != 0).any()
+
+
+def test_zeros_of_an_embedding_with_sparse_gradients_stay(tmp_path):
+    iterand.save_ticket(iterand.prune_(nn.Embedding(20, 4), 0.5), tmp_path / "a.ticket")
+    model = iterand.load_ticket(tmp_path / "a.ticket", nn.Embedding(20, 4, sparse=True))
+    before, kept = model.weight.detach().clone(), iterand.read_ticket(tmp_path / "a.ticket").layers["weight"].mask
+    iterand.read_ticket(tmp_path / "a.ticket").hold_zeros_(model)
+    model(torch.tensor([3, 7, 3])).sum().backward()
+    assert model.weight.grad.is_sparse
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    read = torch.zeros(20, dtype=torch.bool).index_fill(0, torch.tensor([3, 7]), True)[:, None]
+    assert torch.equal(model.weight != before, kept & read)
 
 
 def test_a_loaded_network_can_be_pruned_anew(tmp_path):

@@ -1,6 +1,7 @@
 """A pruned model under what torch does with models: copies, states, precisions, functional calls."""
 
 import copy
+import gc
 import inspect
 import io
 import pickle
@@ -429,6 +430,52 @@ def test_averages_may_be_behind_the_model(weights, order, rounds, tmp_path):
     iterand.randomize_(kept.module, 0.3)
     assert iterand.summary(kept.module).rounds == rounds + 1
     iterand.save_ticket(kept.module, tmp_path / "a.ticket")
+
+
+@pytest.mark.parametrize("weights", ["signed_constant", "kaiming_uniform"])
+@pytest.mark.parametrize("what", ["restored", "restored and trained", "another seed", "folded"])
+def test_an_average_keeps_its_rounds_whatever_becomes_of_the_model(what, weights, tmp_path):
+    def build(seed=0):
+        layers = nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 5))
+        return iterand.prune_(layers, 0.6, weights=weights, seed=seed)
+
+    def train(model, rounds, rate=0.3):
+        for _ in range(rounds):
+            shake(model)
+            iterand.randomize_(model, rate)
+
+    torch.manual_seed(0)
+    model = build()
+    average = AveragedModel(model)
+    train(model, 4)
+    early = copy.deepcopy(model.state_dict())
+    train(model, 4)
+    average.update_parameters(model)
+    rounds = 8
+    if what.startswith("restored"):
+        model.load_state_dict(early)
+    if what == "restored and trained":
+        train(model, 4, rate=0.7)  # again eight rounds, but others
+    if what == "another seed":
+        other = build(seed=1)
+        train(other, 3)
+        with pytest.warns(UserWarning, match="the state has seed=1"):
+            model.load_state_dict(other.state_dict())
+        train(model, 2)
+        average.update_parameters(model)
+        rounds = 5
+    if what == "folded":
+        iterand.fold_(model)
+        del model
+        gc.collect()
+    assert iterand.summary(average.module).rounds == rounds
+    for source in (average.module, copy.deepcopy(average.module)):
+        iterand.save_ticket(source, tmp_path / "a.ticket")
+        plain = iterand.load_ticket(
+            tmp_path / "a.ticket", nn.Sequential(nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 5))
+        )
+        images = torch.randn(8, 16)
+        assert torch.equal(plain(images), source(images))
 
 
 def test_looking_at_a_copy_does_not_change_it():

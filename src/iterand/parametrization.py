@@ -8,7 +8,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Self, cast
 
@@ -18,6 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from iterand import distributions, mask_kinds, philox
 from iterand.backend import Cut, RankBy, reference
+from iterand.history import History, Runs
 from iterand.selection import Ranking, floor_count, kept_count
 from iterand.settings import Settings, draw_weights
 from iterand.stepping import Counts, load_counts, save_counts
@@ -65,7 +66,8 @@ class MaskedParametrization(nn.Module):
     """The state of one masked tensor: its scores s, the draw every weight holds, and how many weights are kept."""
 
     draw: Tensor
-    last_round: Tensor
+    mark: Tensor
+    """Which rounds the draws come from, for copies into which something copies all buffers, as averages do."""
     kept: Tensor
     passes: Tensor
     """Of a Bernoulli mask: the number of forward passes in training mode."""
@@ -94,11 +96,10 @@ class MaskedParametrization(nn.Module):
         self.padding = padding
         self.running_passes = 0
         """Of a Bernoulli mask: how many forward passes are running, one inside the other."""
-        self.history: list[tuple[int, int]] = []
-        """Randomization so far, run-length coded: (coin threshold of a round, how many rounds in a row had it)."""
+        self.history = History(settings)
+        self._copied_from: weakref.ref[MaskedParametrization] | None = None
         self.iterations: Counts = {}
         """The counts of the steppers of this tensor."""
-        self._copied_from: weakref.ref[MaskedParametrization] | None = None
         if scores is None:
             scores = distributions.sample(
                 distributions.get_distribution(settings.score_distribution),
@@ -110,8 +111,7 @@ class MaskedParametrization(nn.Module):
             ).add_(mask_kinds.first_offset(settings.mask, settings.sparsity))
         self.score = nn.Parameter(scores.view(weight.shape))
         self.register_buffer("draw", torch.zeros(weight.shape, dtype=_DRAWS[0], device=weight.device))
-        # The number of rounds once more, for copies into which something copies all buffers, as averages do.
-        self.register_buffer("last_round", torch.zeros((), dtype=torch.int64, device=weight.device), persistent=False)
+        self.register_buffer("mark", torch.zeros((), dtype=torch.int64, device=weight.device), persistent=False)
         kept = kept_count(weight.numel(), settings.sparsity)
         self.register_buffer("kept", torch.tensor(kept, device=weight.device))
         if settings.mask == "bernoulli":
@@ -255,7 +255,7 @@ class MaskedParametrization(nn.Module):
     @property
     def rounds(self) -> int:
         """How often the pruned weights were randomized. The R of the theory counts draws, which is one more."""
-        return sum(count for _, count in self.history)
+        return self.history.rounds
 
     @property
     def floor_count(self) -> int:
@@ -279,28 +279,15 @@ class MaskedParametrization(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **options)
 
     def follow_source_(self) -> None:
-        """Take over the rounds of the tensor that this is a copy of, if something has copied its draws since.
-
-        ``AveragedModel`` copies buffers, but not the history of their rounds.
-        """
-        source = self._source
-        if source is None or self.last_round.is_meta or int(self.last_round) == self.rounds:
+        """Take over rounds and settings of the draws that something has copied into this copy of a tensor."""
+        if self._copied_from is None or self.mark.is_meta or int(self.mark) == self.history.mark:
             return
-        rounds = int(self.last_round)
-        while source is not None:
-            source.follow_source_()
-            if source.rounds >= rounds:
-                draw = source.draw.to(self.draw.device)
-                if rounds == source.rounds and torch.equal(draw.to(self.draw.dtype), self.draw):
-                    self.draw = draw.clone()  # whose numbers may not fit the integers of a copy
-                self.history = _first_rounds(source.history, rounds)
-                self.settings = replace(self.settings, redraw_from=source.settings.redraw_from)
-                return
-            source = source._source  # of a copy of an average: the model that both average
-
-    @property
-    def _source(self) -> "MaskedParametrization | None":
-        return self._copied_from() if self._copied_from is not None else None
+        self.settings = self.history.follow(int(self.mark)) or self.settings
+        source = self._copied_from()
+        if source is not None and source.history.mark == self.history.mark:
+            draw = source.draw.to(self.draw.device)
+            if torch.equal(draw.to(self.draw.dtype), self.draw):
+                self.draw = draw.clone()  # whose numbers may not fit the integers of a copy
 
     def _save_to_state_dict(self, *args: Any, **options: Any) -> None:
         self.follow_source_()
@@ -308,16 +295,13 @@ class MaskedParametrization(nn.Module):
 
     def add_round(self, threshold: int) -> None:
         """Note a round of randomization with this coin."""
-        if self.history and self.history[-1][0] == threshold:
-            self.history[-1] = (threshold, self.history[-1][1] + 1)
-        else:
-            self.history.append((threshold, 1))
-        self.last_round.fill_(self.rounds)
+        self.history.add(threshold, self.settings)
+        self.mark.fill_(self.history.mark)
 
-    def set_history_(self, history: Sequence[tuple[int, int]]) -> None:
-        """Replace the rounds so far; the draws must be set, too."""
-        self.history = list(history)
-        self.last_round.fill_(self.rounds)
+    def set_history_(self, runs: Runs) -> None:
+        """Replace the rounds so far; settings and draws must be set, too."""
+        self.history.replace(runs, self.settings)
+        self.mark.fill_(self.history.mark)
 
     @torch.no_grad()
     def weight(self) -> Tensor:
@@ -344,7 +328,7 @@ class MaskedParametrization(nn.Module):
 
     def description(self, **more: Any) -> Tensor:
         """Settings and history, which with scores, draws and the number kept determine the masked weights."""
-        text = json.dumps({"settings": asdict(self.settings), "history": self.history, **more})
+        text = json.dumps({"settings": asdict(self.settings), "history": self.history.runs, **more})
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -419,16 +403,6 @@ class MaskedParametrization(nn.Module):
         words += [f"coats={settings.coats}"] if settings.coats > 1 else []
         words += ["binarize=True"] if settings.binarize else []
         return ", ".join(words)
-
-
-def _first_rounds(history: Sequence[tuple[int, int]], rounds: int) -> list[tuple[int, int]]:
-    """The first rounds of a history."""
-    found = []
-    for threshold, count in history:
-        if rounds > 0:
-            found.append((threshold, min(count, rounds)))
-        rounds -= count
-    return found
 
 
 def _is_recomputing() -> bool:

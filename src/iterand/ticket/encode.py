@@ -151,7 +151,7 @@ def _header(one: _Masked, kept: _KeptWeights, multiplied: bool) -> LayerHeader:
         dtype=format.DTYPE_NAMES[layer.weight.dtype],
         settings=state.settings,
         unit=one.unit,
-        history=History(tuple(state.history)),
+        history=History(tuple(state.history.runs)),
         stored=kept.stored,
         counts=tuple(kept.counts.items()),
         digest=existing.digest(layer.weight) if state.is_existing else "",
@@ -206,7 +206,7 @@ def _encode_draws(one: _Masked, as_ordinals: bool) -> _KeptWeights:
     draw = torch.from_numpy(numbers).to(torch.int64)
     drawn = draw_weights(state.settings, state.distribution, index, draw, one.layer.score.numel())
     redrawn = draw.nonzero().squeeze(1)
-    history = History(tuple(state.history))
+    history = History(tuple(state.history.runs))
     if as_ordinals and any(threshold < draws.ALWAYS for threshold, _ in history.runs):
         expected = _expected_bits(state, numbers)
         stored = min(expected, key=lambda encoding: expected[encoding])
@@ -221,7 +221,7 @@ def _encode_draws(one: _Masked, as_ordinals: bool) -> _KeptWeights:
 
 def _expected_bits(state: MaskedParametrization, draw: Bits) -> dict[str, float]:
     """Estimated size of the draws as ordinals, by encoding."""
-    return draws.ordinal_bits(np.bincount(draw, minlength=1), History(tuple(state.history)))
+    return draws.ordinal_bits(np.bincount(draw, minlength=1), History(tuple(state.history.runs)))
 
 
 def _to_symbols(numbers: Bits) -> tuple[codec.Symbols, dict[int, int]]:

@@ -142,9 +142,11 @@ class Ticket:
         resume.resume_(model, self.layers, self.other_tensors())
 
     def hold_zeros_(self, model: nn.Module) -> list[RemovableHandle]:
-        """Keep the pruned weights of an unmasked model at zero while any optimizer trains the others.
+        """Keep the pruned weights of an unmasked model at zero while an optimizer trains the others.
 
-        Hooks set their gradients to zero. Call ``remove()`` on the returned handles to train all weights again.
+        Hooks set their gradients to zero, so the optimizer must update each weight by its own gradients, as SGD and
+        AdamW do; Muon mixes those of a matrix. A copy of the model has no hooks: call this again for it. Call
+        ``remove()`` on the returned handles to train all weights again.
         """
         return resume.hold_zeros_(model, self.layers)
 

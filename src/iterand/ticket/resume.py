@@ -12,6 +12,7 @@ from iterand import distributions, existing, selection
 from iterand.errors import TicketError
 from iterand.parametrization import MaskedParametrization
 from iterand.settings import draw_weights
+from iterand.sparsity import split_kept
 from iterand.surgery import MaskedLayer, masked_layers, require_masked_layers, require_whole_rankings, unwrap
 from iterand.ticket.draws import kept_indices
 
@@ -30,19 +31,21 @@ def resume_(model: nn.Module, layers: Mapping[str, "TicketLayer"], state: Mappin
     require_whole_rankings(root, masked)
     _check_settings(masked, layers)
     masks = {name: layers[name].mask for name in masked}
-    _check_counts(masked, layers, masks)
+    kept = _check_counts(masked, layers, masks)
     draws = _all_draws(masked, layers, masks)  # may raise, before any change
     for name, layer in masked.items():
         parametrization = layer.parametrization
-        parametrization.set_history_(layers[name].header.history.runs)
         source = layers[name].header.settings.redraw_from
         parametrization.settings = replace(parametrization.settings, redraw_from=source)
+        parametrization.set_history_(list(layers[name].header.history.runs))
         parametrization.hold_draws_up_to(int(draws[name].max()))
         parametrization.draw.copy_(draws[name])
         if not parametrization.is_existing:
             layer.weight.copy_(parametrization.weight())
     for group in _ranked_together(masked):
         _rank_kept_first_([(masked[name].parametrization, masks[name]) for name in group])
+    for name, layer in masked.items():
+        layer.parametrization.kept.fill_(kept[name])
     for name, tensor in root.state_dict().items():
         if name in state:
             tensor.copy_(state[name])
@@ -83,15 +86,20 @@ def _check_settings(masked: Mapping[str, MaskedLayer], layers: Mapping[str, "Tic
 
 def _check_counts(
     masked: Mapping[str, MaskedLayer], layers: Mapping[str, "TicketLayer"], masks: Mapping[str, Tensor]
-) -> None:
-    """Refuse a model that keeps more weights than the ticket: pruned weights would come back."""
+) -> dict[str, int]:
+    """How many weights each layer counts as kept; a model that keeps more than the ticket is refused.
+
+    Pruned weights would come back there. A ticket may keep more than its sparsity says, if a schedule was raising it.
+    Then the model does, too, unless it has a higher sparsity.
+    """
     # A ticket prunes the padding row of an embedding, of which the model keeps as much as its scores say.
     kept = {name: int(mask.sum()) + masked[name].parametrization.padding_size for name, mask in masks.items()}
+    found = dict[str, int]()
     for group in _ranked_together(masked):
         ours = [masked[name].parametrization for name in group]
-        size, sparsity = sum(mask.score.numel() for mask in ours), ours[0].settings.sparsity
+        sizes, sparsity = [mask.score.numel() for mask in ours], ours[0].settings.sparsity
         everything = f"all that is ranked together with {group[0]!r}" if len(group) > 1 else repr(group[0])
-        counts = [(everything, sum(kept[name] for name in group), selection.kept_count(size, sparsity))]
+        counts = [(everything, sum(kept[name] for name in group), selection.kept_count(sum(sizes), sparsity))]
         counts += [(repr(name), kept[name], mask.floor_count) for name, mask in zip(group, ours)]
         theirs = layers[group[0]].header.settings.ranking
         for what, held, wanted in counts:
@@ -101,6 +109,13 @@ def _check_counts(
                     f"it keeps {held} weights of {what}, and the model {wanted}, so that pruned ones would come back; "
                     f"prune_ it {hint}"
                 )
+        is_sparser = any(layers[name].header.settings.sparsity < sparsity for name in group)
+        keeps_more = sum(int(masks[name].sum()) for name in group) > selection.kept_count(sum(sizes), sparsity)
+        if keeps_more and not is_sparser:
+            found |= {name: kept[name] for name in group}
+        else:
+            found |= zip(group, split_kept(sizes, sparsity))
+    return found
 
 
 def _ranked_together(masked: Mapping[str, MaskedLayer]) -> list[list[str]]:
@@ -183,5 +198,12 @@ def hold_zeros_(model: nn.Module, layers: Mapping[str, "TicketLayer"]) -> list[R
 
 
 def _zero_gradient(parameter: nn.Parameter, pruned: Tensor) -> RemovableHandle:
-    handle: RemovableHandle = parameter.register_hook(lambda gradient: gradient.masked_fill(pruned, 0))  # type: ignore[no-untyped-call]
+    def zeroed(gradient: Tensor) -> Tensor:
+        if not gradient.is_sparse:
+            return gradient.masked_fill(pruned, 0)
+        rows = gradient.coalesce()  # of an embedding with sparse=True
+        values = rows.values().masked_fill(pruned[rows.indices()[0]], 0)
+        return torch.sparse_coo_tensor(rows.indices(), values, rows.shape, check_invariants=False, is_coalesced=True)
+
+    handle: RemovableHandle = parameter.register_hook(zeroed)  # type: ignore[no-untyped-call]
     return handle
