@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import re
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -324,10 +326,23 @@ def test_a_model_that_cannot_be_masked_is_refused_and_left_as_it_was(made, sente
     assert type(model) is before
 
 
+@torch.inference_mode()
+def test_pruning_in_inference_mode_is_refused():
+    with pytest.raises(ValueError, match=r"made under torch\.inference_mode cannot be trained; call prune_ outside"):
+        iterand.prune_(nn.Linear(4, 4), 0.5)
+
+
 @pytest.mark.parametrize("setting", [{"exclude": [0]}, {"include": 3}, {"exclude": None}])
 def test_patterns_that_are_none_are_refused(setting):
     with pytest.raises(ValueError, match="it must be a glob pattern over names"):
         iterand.prune_(nn.Linear(4, 4), 0.5, **setting)
+
+
+def test_brackets_in_names_can_be_written():
+    model = nn.Sequential(OrderedDict({"a[0]": nn.Linear(4, 4), "b": nn.Linear(4, 4)}))
+    with pytest.raises(ValueError, match=re.escape("write 'a[[]0]' for this name")):
+        iterand.prune_(model, 0.5, exclude="a[0]")
+    assert list(iterand.masked_layers(iterand.prune_(model, 0.5, exclude="a[[]0]"))) == ["b.weight"]
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -94,3 +94,8 @@ def test_global_ranking_is_summarized_as_it_is():
 def test_a_model_that_is_not_pruned_has_no_summary():
     with pytest.raises(ValueError, match="no masked layer"):
         iterand.summary(nn.Linear(3, 3))
+
+
+def test_a_model_without_weights_has_no_summary():
+    with pytest.raises(ValueError, match="on the meta device, so there is nothing to count"):
+        iterand.summary(iterand.prune_(nn.Linear(3, 3, device="meta"), 0.5))

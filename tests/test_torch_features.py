@@ -478,6 +478,23 @@ def test_an_average_keeps_its_rounds_whatever_becomes_of_the_model(what, weights
         assert torch.equal(plain(images), source(images))
 
 
+def test_a_state_of_another_size_leaves_layers_as_they_were(tmp_path):
+    def build(outputs, seed):
+        return iterand.prune_(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, outputs)), 0.5, seed=seed)
+
+    model, other = build(3, seed=0), build(500, seed=4)
+    iterand.randomize_(other, 0.5)
+    before = copy.deepcopy(model)
+    with pytest.raises(RuntimeError, match="size mismatch"), pytest.warns(UserWarning, match="the state has seed=4"):
+        model.load_state_dict(other.state_dict())
+    assert torch.equal(iterand.masked_layers(model)["2.weight"].mask, iterand.masked_layers(before)["2.weight"].mask)
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    seeds = {
+        name: layer.header.settings.seed for name, layer in iterand.read_ticket(tmp_path / "a.ticket").layers.items()
+    }
+    assert seeds == {"0.weight": 4, "2.weight": 0}
+
+
 def test_looking_at_a_copy_does_not_change_it():
     def weights(look):
         model = iterand.prune_(nn.Linear(20, 20), 0.9, ranking="global")

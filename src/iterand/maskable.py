@@ -6,6 +6,7 @@ has its own, by what they are.
 
 import copy
 import difflib
+import glob
 import itertools
 import math
 import re
@@ -318,6 +319,8 @@ def matching(pattern: str, candidates: Iterable[Owner], what: str) -> list[Owner
         close = difflib.get_close_matches(pattern, names, n=1)
         like = f"the names are like {', '.join(names[::2][:3])}" if names else "the model has nothing of the kind"
         hint = f"did you mean {close[0]!r}?" if close else like
+        if pattern in names:
+            hint = f"[…] stands for one of the letters in it, so write {glob.escape(pattern)!r} for this name"
         kind = "no parameter" if what == "trainable" else "nothing that can be masked"
         raise ValueError(f"{what} pattern {pattern!r} matches {kind}; {hint}")
     return found

@@ -273,6 +273,10 @@ class MaskedParametrization(nn.Module):
             self.draw = self.draw.to(next(dtype for dtype in _DRAWS if number <= torch.iinfo(dtype).max))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **options: Any) -> None:
+        score = state_dict.get(prefix + "score")
+        if isinstance(score, Tensor) and score.shape != self.score.shape:
+            # torch will refuse the scores and draws, so what belongs to them stays, too.
+            state_dict = state_dict | {f"{prefix}kept": self.kept, f"{prefix}_extra_state": self.get_extra_state()}
         loaded = state_dict.get(prefix + "draw")
         if isinstance(loaded, Tensor) and not loaded.is_meta and loaded.numel():
             self.hold_draws_up_to(int(loaded.max()))

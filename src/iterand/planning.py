@@ -223,7 +223,9 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float | str], 
 
 
 def _refuse_model(model: nn.Module, root: nn.Module) -> None:
-    """Refuse a model that is made from another, wrapped too early, or masked already."""
+    """Refuse a model that is made from another, wrapped too early, or masked already, and tensors that cannot train."""
+    if torch.is_inference_mode_enabled():
+        raise ValueError("scores that are made under torch.inference_mode cannot be trained; call prune_ outside of it")
     if isinstance(root, (torch.jit.ScriptModule, torch.fx.GraphModule)):
         raise ValueError("model was traced or scripted, so it is made from another module; prune_ that one")
     if root is not model and any(isinstance(part, nn.parallel.DistributedDataParallel) for part in model.modules()):

@@ -119,6 +119,8 @@ def summary(model: nn.Module) -> Summary:
     """Summarize the masked layers of a model."""
     layers = list(require_masked_layers(model).values())
     states = [layer.parametrization for layer in layers]
+    if states[0].score.is_meta:
+        raise ValueError("the model is on the meta device, so there is nothing to count; load its state first")
     for state in states:
         state.follow_source_()
     masks = [state.clear_padding_(mask) for state, mask in zip(states, calculate_multipliers(states))]

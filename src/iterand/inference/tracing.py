@@ -281,10 +281,10 @@ class _Reader:
         return cast(Value, tensors[0]) if len(tensors) == 1 else self._add(Concatenate, call, *tensors)
 
     def max_pool(self, call: _Call) -> Value:
-        images, windows = self._windows(call)
-        dilation = call.pair("dilation", len(images.shape) - 1, 1)
+        dilation = call.pair("dilation", 1 if "1d" in call.name else 2, 1)
         if dilation != (1, 1):
             call.refuse(f" with dilation {dilation}; inference in C has max pooling of dilation 1")
+        images, windows = self._windows(call)
         return self._add(MaxPool, call, images, **windows, dilation=dilation)
 
     def average_pool(self, call: _Call) -> Value:
