@@ -221,7 +221,8 @@ def test_what_a_narrow_conv6_comes_to_with_one_setting_changed():
         "learning rate 0.25": lambda recipe: recipe["learning_rate"]["initial"] == 0.25,
         "learning rate 0.2": lambda recipe: recipe["learning_rate"]["initial"] == 0.2,
     }
-    table = [[entry.strip() for entry in line.split("|")] for line in rows(REPRODUCE) if line.count("|") == 5]
+    page = (ROOT / REPRODUCE).read_text().partition("<!-- table: narrow-conv6 -->")[2].partition("<!-- end -->")[0]
+    table = [[entry.strip() for entry in line.split("|")] for line in rows_of(page.splitlines())]
     found = {}
     for path in RECORDS.glob("exploration/conv6-*.json"):
         record = json.loads(path.read_text())
@@ -299,15 +300,18 @@ def test_the_ablation():
 def test_what_the_pages_conclude():
     """The sentences about these tables."""
     assert [cell.summary.mean > cell.cell.paper.mean for cell in cells("best") if cell.cell.paper] == [True] * 12
-    apart = [cell for cell in cells("figure2") if abs(cell.comparison.difference) >= 0.5]
-    assert [(dict(cell.cell.axes)["network"], dict(cell.cell.axes)["width"]) for cell in apart] == [("Conv6", 0.25)] * 3
-    assert all(cell.comparison.difference > 0 for cell in apart)
-    assert len(cells("figure2")) == 24
-    found = {tuple(dict(cell.cell.axes).values()): cell for cell in cells("figure2")}
+    found = {tuple(dict(cell.cell.axes).values()): cell for cell in cells("figure2", least=1)}
+    apart = {place: cell for place, cell in found.items() if abs(cell.comparison.difference) >= 0.5}
+    assert f"{len(found) - len(apart)} of these {len(found)} cells are within 0.5" in (ROOT / REPRODUCE).read_text()
+    assert [width for _, _, width in apart] == [0.25] * 4
+    assert all(cell.comparison.difference > 0 for cell in apart.values())
     for (network, method, width), ours in found.items():
         if method.startswith("IteRand"):
             theirs = found[network, method.replace("IteRand", "edge-popup"), width]
-            assert ours.summary.mean - theirs.summary.mean > 0
+            difference = ours.summary.mean - theirs.summary.mean
+            assert difference > 0
+            if min(ours.summary.n, theirs.summary.n) >= 3:
+                assert difference > 2 * max(ours.summary.std, theirs.summary.std)
 
 
 def test_the_names_of_the_method_page_exist():

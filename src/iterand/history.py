@@ -1,11 +1,11 @@
-"""The rounds of randomization that the draws of a masked tensor have gone through.
+"""The rounds of randomization that the draws of a masked tensor come from.
 
-A ticket stores draws by the rounds that they come from. ``AveragedModel`` copies the draws of a model into a
-copy of it, as buffers, and nothing else. So a tensor and its copies share the rounds of all of them, and one more
-buffer, the mark, says which of these rounds draws come from.
+A ticket stores draws together with these rounds. ``AveragedModel`` copies the draws of a model into a copy of it, but
+only buffers. So a tensor and its copies share the rounds of all of them, as branches, and one more buffer, the mark,
+says which rounds of which branch the draws come from.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from iterand.settings import Settings
@@ -14,31 +14,30 @@ Runs = list[tuple[int, int]]
 """Rounds, run-length coded: (coin threshold of a round, how many rounds in a row had it)."""
 
 _ROUNDS = 1 << 32
-"""Marks are the number of a course times this, plus the number of its rounds so far."""
+"""A mark is the number of a branch times this, plus a number of rounds."""
 
 
 @dataclass
-class _Course:
-    """What one tensor went through until it took another course: by going back to a saved state, say."""
+class _Branch:
+    """The rounds of one tensor. It begins another branch when it loads a state, and a copy when it is randomized."""
 
     settings: Settings
-    runs: Runs = field(default_factory=list)
+    runs: Runs
 
 
 class History:
-    """The rounds of a masked tensor so far; a copy begins with those of the original and then has its own."""
+    """The rounds of a masked tensor so far. A copy begins with those of the original."""
 
     def __init__(self, settings: Settings) -> None:
         self.runs: Runs = []
         self.mark = 0
-        """Which course the rounds are of, and how many of it."""
-        self._courses = [_Course(settings, self.runs)]
-        self._is_own = True  # the course that the mark is of
+        self._branches = [_Branch(settings, self.runs)]  # also those of all copies
+        self._is_own = True  # whether the branch of the mark grows with this history
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "History":
         copied = History.__new__(History)
         copied.runs, copied.mark = list(self.runs), self.mark
-        copied._courses, copied._is_own = self._courses, False
+        copied._branches, copied._is_own = self._branches, False
         return copied
 
     @property
@@ -54,28 +53,28 @@ class History:
             self.runs[-1] = (threshold, self.runs[-1][1] + 1)
         else:
             self.runs.append((threshold, 1))
-        course = self.mark // _ROUNDS
-        self._courses[course].settings = settings
-        self.mark = course * _ROUNDS + self.rounds
+        self._branches[self.mark // _ROUNDS].settings = settings
+        self.mark += 1
 
     def replace(self, runs: Runs, settings: Settings) -> None:
-        """Begin another course, with these rounds so far."""
+        """Begin another branch, with these rounds so far."""
         self.runs = list(runs)
-        self.mark = len(self._courses) * _ROUNDS + self.rounds
-        self._courses.append(_Course(settings, self.runs))
+        self.mark = len(self._branches) * _ROUNDS + self.rounds
+        self._branches.append(_Branch(settings, self.runs))
         self._is_own = True
 
     def follow(self, mark: int) -> Settings | None:
-        """Become the history of draws with this mark. Gives their settings, or None if no relative has this course."""
-        course, rounds = divmod(mark, _ROUNDS)
-        if course >= len(self._courses):
+        """Become the history of draws with this mark. Returns their settings, or None if the branch is unknown."""
+        branch, rounds = divmod(mark, _ROUNDS)
+        if branch >= len(self._branches):
             return None
-        self.runs = _first(self._courses[course].runs, rounds)
+        self.runs = _first(self._branches[branch].runs, rounds)
         self.mark, self._is_own = mark, False
-        return self._courses[course].settings
+        return self._branches[branch].settings
 
 
 def _first(runs: Runs, rounds: int) -> Runs:
+    """The first of these rounds."""
     found = []
     for threshold, count in runs:
         if rounds > 0:

@@ -136,8 +136,11 @@ class Ticket:
         """Resume the search from a ticket, on a model masked with the same ``prune_`` arguments.
 
         Mask, kept weights, rounds and batch-norm statistics come from the ticket. If the model has a higher sparsity,
-        its mask is a subset of the ticket's. A ticket contains neither scores nor pruned weights: kept weights get the
-        highest of the model's initial scores, and pruned weights their initial values.
+        its mask is a subset of the ticket's. Where a schedule was still raising the sparsity, the model keeps as many
+        weights as the ticket, until a schedule or ``set_sparsity_`` changes that.
+
+        A ticket contains neither scores nor pruned weights: kept weights get the highest of the model's initial scores,
+        and pruned weights their initial values.
         """
         resume.resume_(model, self.layers, self.other_tensors())
 
