@@ -25,7 +25,7 @@ class _Branch:
     runs: Runs
 
 
-class History:
+class BranchedHistory:
     """The rounds of a masked tensor so far. A copy begins with those of the original."""
 
     def __init__(self, settings: Settings) -> None:
@@ -34,8 +34,8 @@ class History:
         self._branches = [_Branch(settings, self.runs)]  # also those of all copies
         self._is_own = True  # whether the branch of the mark grows with this history
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "History":
-        copied = History.__new__(History)
+    def __deepcopy__(self, memo: dict[int, Any]) -> "BranchedHistory":
+        copied = BranchedHistory.__new__(BranchedHistory)
         copied.runs, copied.mark = list(self.runs), self.mark
         copied._branches, copied._is_own = self._branches, False
         return copied

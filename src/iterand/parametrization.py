@@ -18,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from iterand import distributions, mask_kinds, philox
 from iterand.backend import Cut, RankBy, reference
-from iterand.history import History, Runs
+from iterand.history import BranchedHistory, Runs
 from iterand.selection import Ranking, floor_count, kept_count
 from iterand.settings import Settings, draw_weights
 from iterand.stepping import Counts, load_counts, save_counts
@@ -96,7 +96,7 @@ class MaskedParametrization(nn.Module):
         self.padding = padding
         self.running_passes = 0
         """Of a Bernoulli mask: how many forward passes are running, one inside the other."""
-        self.history = History(settings)
+        self.history = BranchedHistory(settings)
         self._copied_from: weakref.ref[MaskedParametrization] | None = None
         self.iterations: Counts = {}
         """The counts of the steppers of this tensor."""
