@@ -117,6 +117,36 @@ def poisoned(what: str, folder: Path, ranks: Ranks) -> str:
     return ""
 
 
+def mismatched(setting: str, folder: Path, ranks: Ranks) -> str:
+    """Change a setting on rank 1; what this rank says of it."""
+    changed = recipe_file.override(recipe("still"), [setting] if ranks.number == 1 else [])
+    try:
+        run(changed, RunFolder(folder), device=CPU, ranks=ranks)
+    except IterandError as error:
+        return str(error)
+    return ""
+
+
+class Partly(nn.Module):
+    """A network with a layer that takes no part."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(2, 1), nn.Linear(2, 1)
+
+    def forward(self, inputs):
+        return self.used(inputs)
+
+
+def with_unused_layer(ranks: Ranks) -> list[bool]:
+    """After two steps, which parameters have gradients."""
+    model = Partly()
+    parallel = ranks.parallel(model, CPU, unused=True)
+    for _ in range(2):
+        parallel(torch.ones(1, 2)).sum().backward()
+    return [parameter.grad is not None for parameter in model.parameters()]
+
+
 def batch_norm(ranks: Ranks) -> dict[str, float]:
     """How far batch norm over two ranks with 3 and 5 examples is from the one over all 8."""
     far = {}
@@ -170,6 +200,8 @@ def main(folder: Path) -> None:
         broken("iterand", folder / "two, two", ranks)
         finished("iterand", folder / "two, two", ranks, folder)
         finished("iterand", folder / "one, two", ranks, folder)
+        seen["mismatched"] = mismatched("batch_size=32", folder / "mismatched", ranks)
+        seen["unused"] = with_unused_layer(ranks)
         seen["poisoned"] = {
             what: poisoned(what, folder / "poisoned" / what, ranks) for what in ("scores", "weights", "draws")
         }

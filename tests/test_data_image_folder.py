@@ -11,8 +11,9 @@ from PIL import Image
 
 from iterand.errors import DataError, NotEnoughMemoryError
 from iterand.lab.data import image_folder, load_data
-from iterand.lab.data.decoding import decode_square
+from iterand.lab.data.decoding import decode, decode_square
 from iterand.lab.data.images import Resampler, box_weights
+from iterand.lab.data.packs import Scaling
 from made_up_data import picture, write_image_folder
 
 CPU = torch.device("cpu")
@@ -107,6 +108,10 @@ class TestFiles:
     def test_modes_become_rgb(self, mode, colour, form, expected):
         pixels = decode_square(self.saved(Image.new(mode, (12, 12), colour), form), 8)
         assert pixels.reshape(-1, 3).tolist() == [list(expected)] * 64
+        large = self.saved(Image.new(mode, (300, 300), colour), form)
+        assert (decode(large, None).pixels == expected).all()
+        scaled = decode_square(Scaling(short_side=240)(large), 8)
+        assert np.abs(scaled.astype(int) - expected).max() <= 2  # as JPEG
 
     def test_palette_with_transparency(self):
         image = Image.new("P", (12, 12), 1)

@@ -22,7 +22,15 @@ from iterand.errors import IterandError
 from iterand.lab.data.dataset import Dataset, TensorSplit
 from iterand.lab.experiments.library import find_recipe
 from iterand.lab.training import distributed, recipe_file
-from iterand.lab.training.distributed import ALONE, Ranks, ReportedByOtherRank, digest, error_to_raise, joined
+from iterand.lab.training.distributed import (
+    ALONE,
+    Ranks,
+    ReportedByOtherRank,
+    digest,
+    error_to_raise,
+    joined,
+    share_batch_norms_,
+)
 from iterand.lab.training.folder import RunFolder, read_checkpoint
 from iterand.lab.training.loop import steps_per_epoch
 from iterand.lab.training.recipe import Recipe
@@ -133,6 +141,26 @@ def test_a_difference_is_caught_in_its_epoch_and_names_layer_and_ranks(two, what
         message = rank["poisoned"][what]
         assert message.startswith(f"after epoch 2 the {what} of 'classifier.weight' differ between rank 0 and rank 1;")
         assert "--fresh" in message
+
+
+def test_ranks_with_other_settings_are_refused(two):
+    for rank in seen(two):
+        assert rank["mismatched"] == (
+            "rank 1 differs from rank 0: training.batch_size is 32 here and 300 there; give all ranks the same recipe "
+            "and data"
+        )
+
+
+def test_a_layer_may_take_no_part(two):
+    assert [rank["unused"] for rank in seen(two)] == [[True, True, False, False]] * 2
+
+
+def test_a_batch_norm_of_another_kind_is_refused():
+    class Own(nn.BatchNorm1d):
+        pass
+
+    with pytest.raises(IterandError, match=r"'1' is a Own, a batch norm that cannot use the statistics of all ranks"):
+        share_batch_norms_(nn.Sequential(nn.Linear(2, 2), Own(2)), CPU)
 
 
 def test_batch_norm_over_two_ranks_is_that_of_the_whole_batch(two):
@@ -303,11 +331,11 @@ def test_one_process_is_one_rank(monkeypatch):
 @pytest.mark.parametrize("init_sync", [False, True])
 def test_nothing_is_broadcast_at_the_start_where_torch_lets_it_be(monkeypatch, init_sync):
     class Parallel:  # torch 2.6 has no init_sync
-        def __init__(self, module, broadcast_buffers=True, gradient_as_bucket_view=False):
+        def __init__(self, module, broadcast_buffers=True, **options):
             self.seen = {"broadcast_buffers": broadcast_buffers}
 
     class Later(Parallel):
-        def __init__(self, module, broadcast_buffers=True, init_sync=True, gradient_as_bucket_view=False):
+        def __init__(self, module, broadcast_buffers=True, init_sync=True, **options):
             self.seen = {"broadcast_buffers": broadcast_buffers, "init_sync": init_sync}
 
     monkeypatch.setattr(distributed, "DistributedDataParallel", Later if init_sync else Parallel)

@@ -2,26 +2,28 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import sys
 import textwrap
 import types
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import iterand
 from crashing import StopAfter, outcome
-from iterand.errors import IterandError, RecipeError, TicketError
+from iterand.errors import CheckpointError, IterandError, RecipeError, TicketError
 from iterand.lab.experiments.library import find_recipe, pin
 from iterand.lab.networks import external
 from iterand.lab.networks.external import UserCode, build_timm
 from iterand.lab.training import loop, recipe_file
 from iterand.lab.training.folder import RunFolder, default_path, read_checkpoint
 from iterand.lab.training.recipe import Recipe
-from iterand.lab.training.run import run
+from iterand.lab.training.run import check_run, run
 from iterand.lab.training.session import Session
 from made_up_data import write_image_folder
 
@@ -114,6 +116,39 @@ class TestEndToEnd:
             run(recipe, RunFolder(project / "broken"), device=CPU, code=code, observer=StopAfter(3))
         run(recipe, RunFolder(project / "broken"), device=CPU, code=code)
         assert outcome(project / "broken") == outcome(project / "whole")
+
+    def test_a_checkpoint_of_another_network_is_refused(self, project, monkeypatch):
+        """What a file imports is not part of its digest."""
+        for name in ("first", "second"):
+            beside = project / f"own_{name}_head.py"
+            beside.write_text(f"from torch import nn\n\nclass Head(nn.Module):\n    def __init__(self, classes):\n"
+                              f"        super().__init__()\n        self.{name} = nn.Linear(192, classes)\n\n"
+                              f"    def forward(self, x): return self.{name}(x.flatten(1))\n")  # fmt: skip
+        (project / "nets.py").write_text(
+            "import importlib, os\n\ndef small(classes, width):\n"
+            "    return importlib.import_module(os.environ['OWN_HEAD']).Head(classes)\n"
+        )
+        monkeypatch.setattr(loop, "CHECKPOINT_SECONDS", 0.0)
+        monkeypatch.setenv("OWN_HEAD", "own_first_head")
+        recipe, code = own(project / "my.toml")
+        with pytest.raises(RuntimeError, match="crash"):
+            run(recipe, RunFolder(project / "run"), device=CPU, code=code, observer=StopAfter(3))
+        monkeypatch.setenv("OWN_HEAD", "own_second_head")
+        with pytest.raises(CheckpointError, match=r"'first\..* is in only one of the checkpoint and the network"):
+            run(recipe, RunFolder(project / "run"), device=CPU, code=code)
+
+    def test_a_teacher_of_other_images_is_warned_of(self, project):
+        settings = ["network.name=conv6", "arguments={}", "width_factor=0.02", "image_size=32", "epochs=1"]
+        recipe = pin(find_recipe(str(project / "my.toml"), settings), None)
+        run(recipe, RunFolder(project / "teacher"), device=CPU)
+        photos = shutil.copytree(project / "photos", project / "others")
+        for part in photos.iterdir():
+            (part / "red").rename(part / "vermilion")
+        settings.append(f"teacher={project / 'teacher'}")
+        check_run(pin(find_recipe(str(project / "my.toml"), settings), None))
+        other = pin(find_recipe(str(project / "my.toml"), [*settings, f"data.path={photos}"]), None)
+        with pytest.warns(UserWarning, match="teacher was trained with other images; its outputs are the places of"):
+            check_run(other)
 
     def test_a_run_is_the_same_in_another_folder(self, project):
         here = default_path(own(project / "my.toml")[0])
@@ -395,6 +430,23 @@ class TestCode:
         assert torch.equal(one, two)
         assert not torch.equal(one, other)
         assert torch.equal(torch.get_rng_state(), before)
+
+    def test_numbers_of_numpy_and_python_depend_on_the_seed(self, project):
+        drawn = "nn.Parameter(torch.tensor([random.random(), np.random.rand()]))"
+        (project / "nets.py").write_text(
+            "import random\nimport numpy as np\nimport torch\nfrom torch import nn\n\ndef small(classes):\n"
+            f"    network = nn.Linear(4, classes)\n    network.drawn = {drawn}\n    return network\n"
+        )
+        code = UserCode(f"{project}/nets.py:small")
+        random.seed(3)
+        np.random.seed(3)
+        wanted = random.random(), np.random.rand()
+        random.seed(3)
+        np.random.seed(3)
+        one, two, other = (code.build(3, {}, seed).drawn.tolist() for seed in (0, 0, 1 << 40))
+        assert one == two
+        assert not {*one} & {*other}
+        assert (random.random(), np.random.rand()) == wanted
 
 
 class TestExtends:

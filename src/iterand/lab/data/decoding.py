@@ -64,7 +64,7 @@ def decode(content: bytes, words: Sequence[int] | None) -> Decoded:
         import PIL.Image
     try:
         with PIL.Image.open(io.BytesIO(content)) as file:
-            image = file if file.mode == "RGB" else file.convert("RGB")
+            image = as_rgb(file)
             image.load()
     except Exception as error:  # a damaged file can raise anything
         return _gray(str(error) or type(error).__name__)
@@ -105,7 +105,7 @@ def decode_square(content: bytes, size: int) -> Pixels:
     try:
         with PIL.Image.open(io.BytesIO(content)) as file:
             file.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
-            image = _as_rgb(PIL.ImageOps.exif_transpose(file))
+            image = as_rgb(PIL.ImageOps.exif_transpose(file))
     except PIL.UnidentifiedImageError:
         raise ValueError("it is no image in a format that Pillow knows") from None
     except Exception as error:  # a damaged file can raise anything
@@ -113,7 +113,7 @@ def decode_square(content: bytes, size: int) -> Pixels:
     return np.asarray(PIL.ImageOps.fit(image, (size, size), PIL.Image.Resampling.BILINEAR))
 
 
-def _as_rgb(image: "Image") -> "Image":
+def as_rgb(image: "Image") -> "Image":
     """Three channels of 8 bits: gray is repeated, transparency is dropped, 16 bits lose the lower 8."""
     import PIL.Image
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from iterand.errors import DataError, extra
 from iterand.lab.data.dataset import Progress
+from iterand.lab.data.decoding import as_rgb
 from iterand.lab.data.download import PART, exclusive
 from iterand.lab.data.reading import ByteRange, ClassFolders, read, unreadable
 from iterand.lab.data.workers import prefetched, processors
@@ -169,7 +170,7 @@ class Scaling:
                 if short <= self.short_side:
                     return content
                 width, height = (self.short_side * side // short for side in file.size)
-                scaled = file.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+                scaled = as_rgb(file).resize((width, height), Image.Resampling.BILINEAR)
         except Exception:  # a damaged file can raise anything; loading it gives a warning
             return content
         written = io.BytesIO()

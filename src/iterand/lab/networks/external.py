@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import random
 import sys
 import traceback
 import types
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -264,10 +266,17 @@ def _enough_memory() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Draw weights under a seed; torch's global generator on the CPU is not changed."""
+    """Draw weights under a seed; the global generators of torch, NumPy and Python are not changed."""
+    states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        yield
+        random.seed(seed)
+        np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
 
 @contextlib.contextmanager

@@ -73,10 +73,11 @@ class Ranks:
         torch.cuda.set_device(own)
         return own
 
-    def parallel(self, model: nn.Module, device: torch.device) -> nn.Module:
+    def parallel(self, model: nn.Module, device: torch.device, *, unused: bool = False) -> nn.Module:
         """The model for training steps: the same outputs, with gradients averaged over the ranks.
 
-        Batch norms of the model are changed in place to use the statistics of the whole batch.
+        Batch norms of the model are changed in place to use the statistics of the whole batch. With ``unused`` it may
+        have layers that take no part in a step, for which the ranks look in each.
         """
         if self.count == 1:
             return model
@@ -84,7 +85,7 @@ class Ranks:
         # Buffers are equal on all ranks anyway, and have one number per weight.
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # the older name
-        options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
+        options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True, "find_unused_parameters": unused}
         if "init_sync" in known:  # not in torch 2.6
             options["init_sync"] = False
         return DistributedDataParallel(model, **options)
@@ -153,6 +154,14 @@ class Ranks:
         held = [value]
         dist.broadcast_object_list(held, 0, device=torch.device("cpu"))
         return held[0]
+
+    def from_all(self, value: Value) -> list[Value]:
+        """The values of all ranks."""
+        if self.count == 1:
+            return [value]
+        held = [value] * self.count
+        dist.all_gather_object(held, value)
+        return held
 
     def checkpoint_from_first(self, saved: Checkpoint | None) -> Checkpoint | None:
         """The checkpoint of the first rank, sent tensor by tensor: other machines may not have its folder."""
@@ -236,17 +245,22 @@ def share_batch_norms_(model: nn.Module, device: torch.device) -> None:
     """Make the batch norms of a model use the statistics of the whole batch, in place."""
     # The class is changed instead of the module, so that references to the module stay valid.
     shared = nn.SyncBatchNorm if device.type == "cuda" else _CpuSyncBatchNorm
-    for module in model.modules():
+    for name, module in model.named_modules():
         kind = type(module)
         if kind in _ORDINARY:
             module.__class__ = shared
         elif parametrize.is_parametrized(module) and kind.__bases__[0] in _ORDINARY:
             # Its bias is masked: torch's parametrize has given it a class of its own.
             module.__class__ = replace_base(kind, kind.__bases__[0], shared)
+        elif isinstance(module, _BatchNorm) and not isinstance(module, shared):
+            raise IterandError(
+                f"{name!r} is a {kind.__name__}, a batch norm that cannot use the statistics of all ranks; use one of "
+                "torch.nn's, or one process"
+            )
         else:
             continue
         if device.type == "cuda":
-            module.process_group = None  # type: ignore[assignment] # all ranks
+            module.process_group = None  # all ranks
 
 
 class _Sum(torch.autograd.Function):

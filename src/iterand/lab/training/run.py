@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from iterand.checks import counted, shown
-from iterand.errors import CheckpointError, DataError, RecipeError
+from iterand.errors import CheckpointError, DataError, IterandError, RecipeError
 from iterand.lab.data import IMAGE_FOLDER, Dataset, Split, load_data
 from iterand.lab.data.image_folder import fingerprint
 from iterand.lab.data.text import TextSplit
@@ -69,11 +69,13 @@ def run(
         code.explained() if code else nullcontext(),
         exhaustion_explained(_LESS_MEMORY),
     ):
+        _check_ranks(ranks, recipe)
         record = ranks.from_first(folder.record())
         if record is not None:
             return record
 
         data = _load_data(recipe, device, data_dir)
+        _check_ranks(ranks, recipe, data)
         teacher = _load_teacher(recipe, data, device, folder.path)
         session = build_session(recipe, data, device, ranks, code)  # network, masks, optimizer, steppers
         _check_session(session, teacher, data)
@@ -161,6 +163,19 @@ def _check_data(recipe: Recipe, data: Dataset[Split], folder: Path | None) -> No
         )
 
 
+def _check_ranks(ranks: Ranks, recipe: Recipe, data: Dataset[Split] | None = None) -> None:
+    """Refuse ranks with other settings or data than the first: they would wait for each other, or train in vain."""
+    sizes = [len(split) for split in (data.train, data.validation, data.test)] if data else []
+    (first, wanted), *others = ranks.from_all((recipe_file.as_dict(recipe), sizes))
+    for number, (theirs, found) in enumerate(others, start=1):
+        different = recipe_file.difference(recipe_file.from_dict(first), recipe_file.from_dict(theirs))
+        if found != wanted:
+            different += [f"training, validation and test data have {found} examples here and {wanted} there"]
+        if different:
+            what = "; ".join(different)
+            raise IterandError(f"rank {number} differs from rank 0: {what}; give all ranks the same recipe and data")
+
+
 def _load_teacher(
     recipe: Recipe, data: Dataset[Split], device: torch.device, folder: Path | None = None
 ) -> Teacher | None:
@@ -178,6 +193,12 @@ def _load_teacher(
                 f"the teacher {path} was trained with data.{key} = {shown(theirs)}, but the recipe has {shown(ours)}; "
                 "choose a teacher that sees the same inputs"
             )
+    if own.data.sha256 != recipe.data.sha256:
+        warnings.warn(
+            f"the teacher {path} was trained with other images; its outputs are the places of its class folders, so "
+            "they are wrong unless the images of the recipe are in the same ones",
+            stacklevel=3,
+        )
     model = _network_of(path, own, data, device) if path.is_dir() else load_ticket(path).to(device)
     return Teacher(fold_(model) if masked_layers(model) else model, own)
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from iterand.errors import CheckpointError
+from iterand.lab.networks.external import is_external
 from iterand.lab.training import recipe_file
 from iterand.lab.training.distributed import ALONE, Ranks
 from iterand.lab.training.folder import Checkpoint
@@ -30,7 +31,7 @@ class Session:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         prepared = prepare(model, recipe, steps_per_epoch * recipe.training.epochs)
         self.model = model
-        self.parallel = ranks.parallel(model, device)
+        self.parallel = ranks.parallel(model, device, unused=is_external(recipe.network.name))
         """The model as a training step calls it: it averages gradients over the ranks."""
         self.steppers = prepared.steppers
         self._begin_epoch = prepared.begin_epoch
@@ -88,7 +89,12 @@ class Session:
         return {name: tensor for name, tensor in self.model.state_dict().items() if tensor.data_ptr() not in derived}
 
     def load_network_state(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Restore the network from a ``network_state``."""
+        """Restore the network from a ``network_state``; that of a network with other parameters is refused."""
+        for name in sorted(tensors.keys() ^ self.network_state().keys()):
+            raise CheckpointError(
+                f"{name!r} is in only one of the checkpoint and the network, whose code has changed since; "
+                "use another --out folder, or --fresh to start again"
+            )
         self.model.load_state_dict(tensors, strict=False)
         with torch.no_grad():
             for layer in masked_layers(self.model).values():
