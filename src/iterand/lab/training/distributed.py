@@ -73,11 +73,10 @@ class Ranks:
         torch.cuda.set_device(own)
         return own
 
-    def parallel(self, model: nn.Module, device: torch.device, *, unused: bool = False) -> nn.Module:
+    def parallel(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The model for training steps: the same outputs, with gradients averaged over the ranks.
 
-        Batch norms of the model are changed in place to use the statistics of the whole batch. With ``unused`` it may
-        have layers that take no part in a step, for which the ranks look in each.
+        Batch norms of the model are changed in place to use the statistics of the whole batch.
         """
         if self.count == 1:
             return model
@@ -85,7 +84,7 @@ class Ranks:
         # Buffers are equal on all ranks anyway, and have one number per weight.
         known = inspect.signature(DistributedDataParallel).parameters
         buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # the older name
-        options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True, "find_unused_parameters": unused}
+        options: dict[str, Any] = {buffers: False, "gradient_as_bucket_view": True}
         if "init_sync" in known:  # not in torch 2.6
             options["init_sync"] = False
         return DistributedDataParallel(model, **options)
@@ -180,6 +179,18 @@ class Ranks:
                 tensor.copy_(saved.tensors[name])
             dist.broadcast(tensor, 0)
         return Checkpoint(tensors, state)
+
+    def require_gradients(self, model: nn.Module) -> None:
+        """Refuse a model of which some parameters took no part in a step: the ranks would wait for their gradients."""
+        if self.count == 1:
+            return
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                layer = name.partition(".parametrizations.")[0]
+                raise IterandError(
+                    f"{layer!r} takes no part in a training step, and ranks average the gradients of all layers; take "
+                    "it out of the network, or train in one process"
+                )
 
     def compare(self, model: nn.Module, when: str) -> None:
         """Raise on all ranks if the tensors of the model differ between them."""

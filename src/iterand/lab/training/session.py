@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from iterand.errors import CheckpointError
-from iterand.lab.networks.external import is_external
 from iterand.lab.training import recipe_file
 from iterand.lab.training.distributed import ALONE, Ranks
 from iterand.lab.training.folder import Checkpoint
@@ -31,7 +30,7 @@ class Session:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         prepared = prepare(model, recipe, steps_per_epoch * recipe.training.epochs)
         self.model = model
-        self.parallel = ranks.parallel(model, device, unused=is_external(recipe.network.name))
+        self.parallel = ranks.parallel(model, device)
         """The model as a training step calls it: it averages gradients over the ranks."""
         self.steppers = prepared.steppers
         self._begin_epoch = prepared.begin_epoch

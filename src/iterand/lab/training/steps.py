@@ -106,6 +106,7 @@ class EagerStep:
         taught = None if self._teacher is None else self._teacher(batch.inputs)
         loss = training_loss(outputs, batch.labels, session.recipe.training, taught)
         ranks.weighted(loss, len(batch.labels)).backward()  # type: ignore[no-untyped-call]
+        ranks.require_gradients(session.model)
         session.optimizer.step()
         session.count(loss, count_correct(outputs.detach(), batch.labels), len(batch.labels))
 
