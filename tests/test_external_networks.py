@@ -390,6 +390,28 @@ class TestMistakes:
         assert code == 1
         assert f"KeyError: 'no such thing' ({project}/nets.py, line 10)" in " ".join(err.split())
 
+    @pytest.mark.parametrize("factor", ["nan", "1e38"])
+    def test_a_network_that_is_not_finite_in_evaluation_mode_gives_no_result(self, cli, project, factor):
+        """The largest of NaNs is the first one, so that the accuracy would be that of the first class."""
+        (project / "nets.py").write_text(
+            textwrap.dedent(f"""
+            from torch import nn
+
+            class small(nn.Sequential):
+                def __init__(self, classes, width):
+                    super().__init__(nn.Flatten(), nn.Linear(192, classes))
+
+                def forward(self, images):
+                    outputs = super().forward(images)
+                    return outputs if self.training else 1e3 * outputs * float("{factor}")
+            """)
+        )
+        code, out, err = cli("train", "my.toml", "--out", "run", "--json")
+        assert (code, out) == (1, "")
+        assert "in evaluation mode, the loss of 3 examples is NaN or infinite" in " ".join(err.split())
+        assert not (project / "run" / "record.json").exists()
+        assert (project / "run" / "metrics.jsonl").read_text() == ""
+
 
 class TestCode:
     def test_a_file_may_import_the_files_beside_it(self, project):

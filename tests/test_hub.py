@@ -1,6 +1,7 @@
 """Folders for the Hugging Face Hub: a ticket, a configuration and a model card."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -118,10 +119,11 @@ def test_a_repository_is_downloaded(tmp_path, monkeypatch):
 def test_models_that_cannot_be_saved_leave_no_folder(tmp_path):
     with pytest.raises(ValueError, match="Sequential has no masked layer; call prune_ on it first"):
         hub.save_pretrained(plain(), tmp_path / "a")
-    with pytest.raises(
-        ValueError, match=r"config cannot be written as JSON: .*; give numbers, strings, lists and dicts"
-    ):
-        hub.save_pretrained(network(), tmp_path / "a", config={"device": torch.device("cpu")})
+    for wrong in (torch.device("cpu"), math.nan):
+        with pytest.raises(
+            ValueError, match=r"config cannot be written as JSON: .*; give numbers, strings, lists and dicts"
+        ):
+            hub.save_pretrained(network(), tmp_path / "a", config={"key": wrong})
     assert not (tmp_path / "a").exists()
     hub.save_pretrained(network(), tmp_path / "b")
     with pytest.raises(iterand.TicketError, match=r"model\.ticket"):

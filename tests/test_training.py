@@ -139,6 +139,7 @@ def as_json(of_result=types.MappingProxyType({}), **changes):
         (as_json(result={}), "its result.test_accuracy is None"),
         (as_json({"test_accuracy": "good"}), "its result.test_accuracy is 'good'"),
         (as_json({"test_loss": None}), "its result.test_loss is None"),
+        (as_json({"test_loss": math.nan}), "its result.test_loss is nan; it must be a finite number"),
         (as_json({"validation_accuracy": None}), "its result.validation_accuracy is None"),
         (as_json({"ticket_bytes": []}), "its result.ticket_bytes is []"),
         (as_json(recipe={"seed": "x"}), "seed is 'x'; it must be a whole number"),

@@ -62,7 +62,7 @@ def save_pretrained(
     """
     target = Path(folder)
     try:
-        text = json.dumps(dict(config or {}), indent=2, sort_keys=True)
+        text = json.dumps(dict(config or {}), indent=2, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"config cannot be written as JSON: {error}; give numbers, strings, lists and dicts") from None
     card = _card(model, ModelCardData(library_name="iterand", tags=_TAGS), metrics)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -370,8 +371,8 @@ def check_complete(value: Any) -> dict[str, Any]:
     needed = ("validation_accuracy", "weights", "kept", "float32_bytes")
     _check_numbers("result.", record["result"], {key: _OPTIONAL[key] for key in needed})
     loss = record["result"].get("test_loss")
-    if isinstance(loss, bool) or not isinstance(loss, (int, float)):
-        raise IterandError(f"its result.test_loss is {shown(loss)}; it must be a number")
+    if isinstance(loss, bool) or not isinstance(loss, (int, float)) or not abs(loss) < math.inf:
+        raise IterandError(f"its result.test_loss is {shown(loss)}; it must be a finite number")
     return record
 
 

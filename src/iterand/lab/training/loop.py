@@ -73,7 +73,7 @@ def train(
             batches = _batches(session, data.train, recipe.training.epochs)
             recompute_norms_(session, _until_stopped(request, session, batches))
         ranks.compare(session.model, f"after epoch {session.epoch + 1}")
-        metrics = _end_epoch(session, step.evaluate(data.validation))
+        metrics = _end_epoch(session, step, data.validation)
         follow_best(session, last=last)
         session.seconds = time.monotonic() - started
         folder.log(metrics)
@@ -147,13 +147,15 @@ def _until_stopped(request: StopRequest, session: Session, batches: Iterator[Bat
         yield batch
 
 
-def _end_epoch(session: Session, validation: dict[str, float]) -> dict[str, Any]:
-    """Add the metrics of the epoch to the session and go to the next epoch."""
+def _end_epoch(session: Session, step: Step, split: Split) -> dict[str, Any]:
+    """Validate, add the metrics of the epoch to the session and go to the next epoch."""
     loss = float(session.loss_sum) / session.seen
-    if math.isnan(loss):
+    if not math.isfinite(loss):
         raise IterandError(
-            f"the loss became NaN in epoch {session.epoch + 1}; lower learning_rate.initial and start with --fresh"
+            f"the loss became NaN or infinite in epoch {session.epoch + 1}; lower learning_rate.initial and start with "
+            "--fresh"
         )
+    validation = step.evaluate(split)
     metrics = {
         "epoch": session.epoch + 1,
         "learning_rate": session.learning_rate,

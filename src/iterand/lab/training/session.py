@@ -1,6 +1,5 @@
 """The state of a run: model, optimizer, steppers, metrics, and the best epoch so far; save it and restore it."""
 
-import math
 from typing import Any
 
 import torch
@@ -166,7 +165,7 @@ def selected_epoch(session: Session) -> int:
     losses = [metrics["validation_loss"] for metrics in session.metrics]
     if session.recipe.training.select_epoch == "last":
         return len(losses) - 1
-    return min(range(len(losses)), key=lambda index: (math.isnan(losses[index]), losses[index]))
+    return min(range(len(losses)), key=losses.__getitem__)
 
 
 def follow_best(session: Session, *, last: bool) -> None:

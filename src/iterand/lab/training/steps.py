@@ -1,6 +1,7 @@
 """A training step: how it is executed, and the forward pass, loss and accuracy of a batch."""
 
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from iterand import backend
+from iterand.checks import counted
+from iterand.errors import IterandError
 from iterand.lab.data import Batch, Dataset, Split
 from iterand.lab.data.text import TextSplit, arranged
 from iterand.lab.training.distributed import ALONE, Ranks
@@ -149,8 +152,14 @@ class Sums:
         self.correct += count_correct(outputs, labels)
 
     def means(self, count: int) -> dict[str, float]:
-        """Mean loss and accuracy in percent."""
-        return {"loss": float(self.loss) / count, "accuracy": 100 * int(self.correct) / count}
+        """Mean loss and accuracy in percent; refused where the loss is not finite, as neither means anything."""
+        loss = float(self.loss) / count
+        if not math.isfinite(loss):
+            raise IterandError(
+                f"in evaluation mode, the loss of {counted(count, 'example')} is NaN or infinite; correct what the "
+                "network computes in that mode, or train it with a lower learning rate"
+            )
+        return {"loss": loss, "accuracy": 100 * int(self.correct) / count}
 
 
 # Forward pass, loss and accuracy
