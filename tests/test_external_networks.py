@@ -108,6 +108,15 @@ class TestEndToEnd:
         with torch.no_grad():
             assert torch.equal(network(images), masked(images))
 
+    def test_what_the_code_prints_goes_to_stderr(self, cli, project):
+        (project / "nets.py").write_text(
+            "print('imported')\n" + NETS.replace("    return", "    print('built')\n    return")
+        )
+        for command in ("recipes", "train"):
+            code, out, err = cli(command, "my.toml", "--json")
+            assert (code, err.split()) == (0, ["imported", "built"])
+            assert json.loads(out)["name"] == "mine"
+
     def test_a_broken_run_ends_like_an_unbroken_one(self, project, monkeypatch):
         recipe, code = own(project / "my.toml")
         run(recipe, RunFolder(project / "whole"), device=CPU, code=code)

@@ -1,7 +1,8 @@
 """``iterand train``, ``evaluate`` and ``recipes``."""
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,7 +58,7 @@ def train(
     from iterand.lab.training.run import run
     from iterand.lab.training.steps import Execution
 
-    with _join_ranks() as ranks:
+    with redirect_stdout(sys.stderr), _join_ranks() as ranks:  # what the user's code prints is no result
         chosen, code = _find_recipe(recipe, settings)
         run_folder = RunFolder(folder or default_path(chosen))
         with progress_bar() as progress:
@@ -152,12 +153,13 @@ def recipes(
     from iterand.lab.training.network import check_names
 
     if name is not None:
-        recipe, code = _find_recipe(name, settings)
-        if check_names(recipe):
-            from iterand.lab.training.run import check_run
+        with redirect_stdout(sys.stderr):  # what the user's code prints is no result
+            recipe, code = _find_recipe(name, settings)
+            if check_names(recipe):
+                from iterand.lab.training.run import check_run
 
-            with err.status("checking"):
-                check_run(recipe, data_dir=data_dir, code=code)
+                with err.status("checking"):
+                    check_run(recipe, data_dir=data_dir, code=code)
         if json:
             print_json(recipe_file.as_dict(recipe))
         else:
