@@ -103,6 +103,8 @@ class TestFiles:
             ("RGBA", (10, 20, 30, 128), "PNG", (10, 20, 30)),
             ("CMYK", (0, 255, 255, 0), "TIFF", (255, 0, 0)),
             ("I;16", 40_000, "PNG", (156, 156, 156)),
+            ("I;16", 40_000, "TIFF", (156, 156, 156)),
+            ("I", 40_000, "PPM", (156, 156, 156)),
         ],
     )
     def test_modes_become_rgb(self, mode, colour, form, expected):
@@ -112,6 +114,14 @@ class TestFiles:
         assert (decode(large, None).pixels == expected).all()
         scaled = decode_square(Scaling(short_side=240)(large), 8)
         assert np.abs(scaled.astype(int) - expected).max() <= 2  # as JPEG
+
+    @pytest.mark.parametrize(("mode", "kind"), [("I", "signed or 32-bit integers"), ("F", "floating-point numbers")])
+    def test_pixels_of_unknown_range_are_refused(self, mode, kind):
+        """Integers up to 255 or up to 2³² - 1 look alike, so that one of them would be black."""
+        content = self.saved(Image.new(mode, (12, 12), 200), "TIFF")
+        with pytest.raises(ValueError, match=f"its pixels are {kind}, whose range is unknown"):
+            decode_square(content, 8)
+        assert kind in decode(content, None).problem
 
     def test_palette_with_transparency(self):
         image = Image.new("P", (12, 12), 1)

@@ -24,6 +24,7 @@ GRAY = (124, 116, 104)
 """The mean colour of ImageNet, which replaces an image that cannot be decoded."""
 
 _SHORT_SIDE = 256
+_UP_TO_16_BITS = ("PNG", "PPM")  # formats without wider integers, whatever mode Pillow reads them in
 
 Pixels = NDArray[np.uint8]
 Words = NDArray[np.int64]
@@ -105,7 +106,9 @@ def decode_square(content: bytes, size: int) -> Pixels:
     try:
         with PIL.Image.open(io.BytesIO(content)) as file:
             file.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
-            image = as_rgb(PIL.ImageOps.exif_transpose(file))
+            PIL.ImageOps.exif_transpose(file, in_place=True)
+            image = as_rgb(file)
+            image.load()
     except PIL.UnidentifiedImageError:
         raise ValueError("it is no image in a format that Pillow knows") from None
     except Exception as error:  # a damaged file can raise anything
@@ -117,10 +120,12 @@ def as_rgb(image: "Image") -> "Image":
     """Three channels of 8 bits: gray is repeated, transparency is dropped, 16 bits lose the lower 8."""
     import PIL.Image
 
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers, whose range is unknown")
+    if image.mode == "I" and image.format not in _UP_TO_16_BITS:
+        raise ValueError("its pixels are signed or 32-bit integers, whose range is unknown")
     if image.mode.startswith("I"):  # gray with 16 bits
         image = PIL.Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
-    elif image.mode == "F":
-        raise ValueError("its pixels are floating-point numbers, whose range is unknown")
     elif image.mode == "P":
         image = image.convert("RGBA")  # a palette may have transparent colours
     return image if image.mode == "RGB" else image.convert("RGB")
