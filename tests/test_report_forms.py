@@ -189,7 +189,11 @@ class TestCommand:
 
     def test_markdown_goes_to_stdout_and_to_a_file(self, tmp_path, monkeypatch):
         small_report(tmp_path / "runs", monkeypatch)
-        assert self.run(tmp_path / "runs", "--format", "md").stdout == MARKDOWN
+        monkeypatch.chdir(tmp_path)
+        assert self.run("runs", "--format", "md").stdout == MARKDOWN
+        assert self.run("runs", "--format", "md", "-o", "-").stdout == MARKDOWN
+        assert self.run("runs", "-o", "-").stdout.startswith("<!DOCTYPE html>")
+        assert [path.name for path in tmp_path.iterdir()] == ["runs"]
         self.run(tmp_path / "runs", "--format", "md", "-o", tmp_path / "table.md")
         assert (tmp_path / "table.md").read_text() == MARKDOWN
 

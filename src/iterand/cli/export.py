@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from iterand.cli.console import err, print_json, say
-from iterand.cli.options import Json
+from iterand.cli.options import Json, named
 from iterand.cli.ticket import File, decoded, read
 from iterand.errors import IterandError, RecipeError, TicketError
 from iterand.files import atomic_write
@@ -68,7 +68,12 @@ def export(
     to: Annotated[Format, typer.Option("--format", help="File format.")],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="File to write (FILE with the suffix of the format); for C, a folder."),
+        typer.Option(
+            "-o",
+            "--output",
+            callback=named,
+            help="File to write (FILE with the suffix of the format); for C, a folder.",
+        ),
     ] = None,
     input_shape: Annotated[
         str | None,

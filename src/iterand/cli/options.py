@@ -41,6 +41,13 @@ SCALES = ("full", "tiny")
 QUALITY = 95  # JPEG quality of packed images that were scaled
 
 
+def named(path: Path | None) -> Path | None:
+    """An option callback for files and folders to write: refuse -, which means stdout elsewhere."""
+    if path == Path("-"):
+        raise ValueError("- is not the name of a file or folder, and this is not written to stdout; give a name")
+    return path
+
+
 def recipes() -> list[str]:
     """The recipes of the package."""
     found = (entry.name for entry in (files("iterand") / "lab" / "experiments" / "recipes").iterdir())

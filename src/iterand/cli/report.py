@@ -25,12 +25,14 @@ class Format(StrEnum):
 
 
 _PAGE = Path("report.html")
+_STDOUT = Path("-")
 
 
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with run folders or records.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write (report.html; md and json: stdout).")
+        Path | None,
+        typer.Option("--output", "-o", help="File to write; - is stdout (report.html; md and json: -)."),
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="A web page, Markdown tables, or JSON.")] = Format.HTML,
     profile: Annotated[
@@ -50,11 +52,12 @@ def report(
     text = formatted(found)
     for sentence in found.damaged:
         warn(f"damaged record {sentence}")
-    if output is None and form is not Format.HTML:
+    target = output or (_PAGE if form is Format.HTML else _STDOUT)
+    if target == _STDOUT:
         write(text)
         return
-    atomic_write(output or _PAGE, text.encode())
-    say(f"{output or _PAGE}: {_contents(found)}")
+    atomic_write(target, text.encode())
+    say(f"{target}: {_contents(found)}")
 
 
 def _formatter(form: Format) -> "Callable[[Report], str]":

@@ -84,7 +84,7 @@ def reproduce(
     gpus_per_run: Annotated[
         float | None, typer.Option(help="With Ray: share of a GPU per run (1, less if --jobs needs it).")
     ] = None,
-    folder: Annotated[Path, typer.Option("--out", help="Folder of the runs.")] = Path("runs"),
+    folder: Annotated[Path, typer.Option("--out", callback=options.named, help="Folder of the runs.")] = Path("runs"),
     device: Device = "auto",
     data_dir: DataDir = None,
     compile: Compile = None,

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from iterand.checks import counted, shown
 from iterand.cli.console import counting, err, out, print_json
-from iterand.cli.options import Json
+from iterand.cli.options import Json, named
 from iterand.errors import extra
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ def construct(
     weights: RandomWeights = Weights.UNIFORM,
     trials: Annotated[int, typer.Option(help="Number of networks to build, from consecutive seeds.")] = 1,
     seed: Seed = 0,
-    ticket: Annotated[Path | None, typer.Option(help="Save the first network as a ticket.")] = None,
+    ticket: Annotated[Path | None, typer.Option(callback=named, help="Save the first network as a ticket.")] = None,
     plot: Plot = None,
     as_json: Json = False,
 ) -> None:

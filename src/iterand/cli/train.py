@@ -41,7 +41,9 @@ def train(
         str, typer.Argument(help="Name of a recipe, or path of a .toml file.", autocompletion=_complete)
     ] = "digits",
     settings: Settings = None,
-    folder: Annotated[Path | None, typer.Option("--out", help="Folder of the run (runs/NAME-DIGEST).")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", callback=options.named, help="Folder of the run (runs/NAME-DIGEST).")
+    ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start again instead of resuming.")] = False,
