@@ -9,8 +9,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_model, save_model
 from torch import Tensor, nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
@@ -358,6 +361,51 @@ def test_a_model_without_storage():
     with pytest.warns(UserWarning, match=r"^the state has seed=4, and this model was pruned with seed=0; "):
         model.to_empty(device="cpu").load_state_dict(real.state_dict())
     assert torch.equal(model(INPUTS), real(INPUTS))
+
+
+def train_and_randomize(model, optimizer, randomizer, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(INPUTS).square().sum().backward()
+        optimizer.step()
+        randomizer.step()
+
+
+def searched(steps):
+    """A network after some steps, with its optimizer and randomizer."""
+    model = network()
+    optimizer = torch.optim.SGD(iterand.scores(model), lr=0.01, momentum=0.9)
+    found = model, optimizer, iterand.IterativeRandomization(model, period=1, rate=0.5)
+    train_and_randomize(*found, steps)
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is .*uninitialized")
+class TestDistributedCheckpoint:
+    """It loads tensors in place, so that those of a new model must be as large as the saved ones."""
+
+    def saved_and_loaded(self, saved, loaded, folder):
+        dcp.save(dict(zip("mo", get_state_dict(*saved[:2]))), checkpoint_id=folder)
+        state = dict(zip("mo", get_state_dict(*loaded[:2])))
+        dcp.load(state, checkpoint_id=folder)
+        set_state_dict(*loaded[:2], model_state_dict=state["m"], optim_state_dict=state["o"])
+
+    def test_a_search_resumes(self, tmp_path):
+        unbroken, resumed = searched(12), searched(0)
+        self.saved_and_loaded(unbroken, resumed, tmp_path)
+        train_and_randomize(*unbroken, 5)
+        train_and_randomize(*resumed, 5)
+        for name, tensor in unbroken[0].state_dict().items():
+            assert torch.equal(tensor, resumed[0].state_dict()[name]), name
+
+    def test_draws_that_a_new_model_cannot_hold_are_refused(self, tmp_path):
+        long = searched(256)
+        with pytest.raises(ValueError, match=r"'0.weight' was randomized 256 times, but .* loaded as torch.uint8"):
+            self.saved_and_loaded(long, searched(0), tmp_path / "folder")
+        dcp_to_torch_save(tmp_path / "folder", tmp_path / "file")
+        model = network()
+        model.load_state_dict(torch.load(tmp_path / "file")["m"])
+        assert torch.equal(model[0].parametrizations.weight[0].draw, long[0][0].parametrizations.weight[0].draw)
 
 
 # --- Transformations ------------------------------------------------------------------------------------------------

@@ -26,6 +26,9 @@ from iterand.stepping import Counts, load_counts, save_counts
 _DRAWS = (torch.uint8, torch.int16, torch.int32)
 """What draws are held in: the smallest that fits."""
 
+_STATE_BYTES = 1024
+"""The extra state has a multiple of so many bytes: with some 30 different rates, it still has as many as at first."""
+
 
 class _MaskedWeight(torch.autograd.Function):
     """θ ⊙ m, and in the backward pass ∂L/∂s = θ ⊙ ∂L/∂(θ ⊙ m) (Algorithm 2, line 3)."""
@@ -278,8 +281,8 @@ class MaskedParametrization(nn.Module):
             # torch will refuse the scores and draws, so what belongs to them stays, too.
             state_dict = state_dict | {f"{prefix}kept": self.kept, f"{prefix}_extra_state": self.get_extra_state()}
         loaded = state_dict.get(prefix + "draw")
-        if isinstance(loaded, Tensor) and not loaded.is_meta and loaded.numel():
-            self.hold_draws_up_to(int(loaded.max()))
+        if isinstance(loaded, Tensor):
+            self.hold_draws_up_to(torch.iinfo(loaded.dtype).max)
         super()._load_from_state_dict(state_dict, prefix, *args, **options)
 
     def follow_source_(self) -> None:
@@ -327,13 +330,18 @@ class MaskedParametrization(nn.Module):
         return tensor
 
     def get_extra_state(self) -> Tensor:
-        """Settings, history and iteration counts as JSON in bytes: a tensor, so that any safe format can hold it."""
-        return self.description(**({"iterations": save_counts(self.iterations)} if self.iterations else {}))
+        """Settings, history and iteration counts as JSON in bytes: a tensor, so that any safe format can hold it.
 
-    def description(self, **more: Any) -> Tensor:
+        Spaces fill it up: torch.distributed.checkpoint only loads a tensor into one of the same size.
+        """
+        more = {"iterations": save_counts(self.iterations)} if self.iterations else {}
+        return self.description(multiple_of=_STATE_BYTES, **more)
+
+    def description(self, multiple_of: int = 1, **more: Any) -> Tensor:
         """Settings and history, which with scores, draws and the number kept determine the masked weights."""
         text = json.dumps({"settings": asdict(self.settings), "history": self.history.runs, **more})
-        return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        filled = text.ljust(-(-len(text) // multiple_of) * multiple_of)
+        return torch.frombuffer(bytearray(filled.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Become what the state says: its weights were drawn under these settings.
@@ -363,6 +371,13 @@ class MaskedParametrization(nn.Module):
                 f"pruned with {', '.join(f'{field}={ours[field]!r}' for field in others)}; the state's settings are "
                 "used, so prune_ with them if you resume this run",
                 stacklevel=2,
+            )
+        rounds = sum(count for _, count in loaded["history"])
+        if rounds > torch.iinfo(self.draw.dtype).max:
+            raise ValueError(
+                f"{self.settings.name!r} was randomized {rounds} times, but its draws are loaded as {self.draw.dtype}, "
+                "to which torch.distributed.checkpoint cuts them in a new model; load what dcp_to_torch_save of "
+                "torch.distributed.checkpoint.format_utils makes of the checkpoint"
             )
         self.settings = settings
         self.set_history_([(threshold, count) for threshold, count in loaded["history"]])

@@ -38,7 +38,7 @@ def resume_(model: nn.Module, layers: Mapping[str, "TicketLayer"], state: Mappin
         source = layers[name].header.settings.redraw_from
         parametrization.settings = replace(parametrization.settings, redraw_from=source)
         parametrization.set_history_(list(layers[name].header.history.runs))
-        parametrization.hold_draws_up_to(int(draws[name].max()))
+        parametrization.hold_draws_up_to(max(parametrization.rounds, int(draws[name].max())))
         parametrization.draw.copy_(draws[name])
         if not parametrization.is_existing:
             layer.weight.copy_(parametrization.weight())

@@ -196,7 +196,7 @@ def _layer_pair(
 @torch.no_grad()
 def _set_state(layer: MaskedLayer, state: State, rounds: int) -> None:
     layer.score.copy_(torch.where(state.mask, 1.0, -1.0))
-    layer.parametrization.hold_draws_up_to(int(state.draw.max()))
+    layer.parametrization.hold_draws_up_to(rounds - 1)
     layer.draw.copy_(state.draw)
     layer.weight.copy_(layer.parametrization.weight())
     if rounds > 1:
