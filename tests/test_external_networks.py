@@ -117,6 +117,31 @@ class TestEndToEnd:
             assert (code, err.split()) == (0, ["imported", "built"])
             assert json.loads(out)["name"] == "mine"
 
+    @pytest.mark.filterwarnings("default::iterand.UnmaskedWarning")
+    def test_parameters_of_no_layer_are_named_once_with_what_a_recipe_can_do(self, cli, project):
+        (project / "nets.py").write_text(
+            textwrap.dedent("""
+            import torch
+            from torch import nn
+
+            class small(nn.Sequential):
+                def __init__(self, classes, width):
+                    super().__init__(nn.Flatten(), nn.Linear(192, classes))
+                    self.shift = nn.Parameter(torch.ones(1, classes))
+
+                def forward(self, images):
+                    return super().forward(images) + self.shift
+            """)
+        )
+        code, _, err = cli("train", "my.toml", "--out", "run")
+        assert code == 0
+        said = "the network has 3 parameters in shift (1×3), neither masked nor trained: they stay as they are built"
+        assert err.startswith(f"warning: {said}")
+        assert err.count("shift") == err.count("warning") == 1
+        assert "include" not in err
+        stored = iterand.read_ticket(project / "run" / "model.ticket").other_tensors()
+        assert stored["shift"].tolist() == [[1, 1, 1]]
+
     def test_a_broken_run_ends_like_an_unbroken_one(self, project, monkeypatch):
         recipe, code = own(project / "my.toml")
         run(recipe, RunFolder(project / "whole"), device=CPU, code=code)

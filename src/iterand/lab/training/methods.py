@@ -3,6 +3,7 @@
 ``prepare`` gives a method's parameters, steppers and hooks to the one training loop that all of them share.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +14,10 @@ from torch.optim import Optimizer
 
 from iterand import IterativeRandomization, ScoreFreezing, SparsitySchedule, maskable, prune_, scores
 from iterand.backend.reference import cut_together, keeps
+from iterand.errors import UnmaskedWarning
 from iterand.lab.networks.lstm import LSTMClassifier
 from iterand.lab.training.recipe import Recipe
+from iterand.masking import left_alone
 from iterand.planning import recommended_gain
 from iterand.randomization import Stepper
 from iterand.selection import kept_count
@@ -43,23 +46,33 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
             return Prepared(parameters)
         pruning = IterativeMagnitudePruning(model, method.sparsity, method.rounds, recipe.phase_epochs)
         return Prepared(parameters, begin_epoch=pruning.begin_epoch, constrain=pruning.constrain)
-    prune_(
-        model,
-        method.sparsity,
-        weights=method.weight_distribution,
-        gain=method.gain or recommended_gain(method.sparsity),
-        scores=method.score_distribution,
-        seed=recipe.seed,
-        ranking=method.ranking,
-        rank_by=method.rank_by,
-        mask=method.mask,
-        coats=method.coats,
-        binarize=method.binarize,
-        share=method.share,
-        allocation=method.allocation,
-        floor=method.floor,
-        norms=method.norms,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnmaskedWarning)  # which names options of prune_
+        prune_(
+            model,
+            method.sparsity,
+            weights=method.weight_distribution,
+            gain=method.gain or recommended_gain(method.sparsity),
+            scores=method.score_distribution,
+            seed=recipe.seed,
+            ranking=method.ranking,
+            rank_by=method.rank_by,
+            mask=method.mask,
+            coats=method.coats,
+            binarize=method.binarize,
+            share=method.share,
+            allocation=method.allocation,
+            floor=method.floor,
+            norms=method.norms,
+        )
+    if unmasked := left_alone(model):
+        warnings.warn(
+            f"the network has {maskable.list_tensors(unmasked)}, neither masked nor trained: they stay as they are "
+            "built, and a ticket stores them in full; in a network of your own, make them weights of layers such as "
+            "nn.Linear and nn.Embedding, which are masked, or buffers",
+            UnmaskedWarning,
+            stacklevel=2,
+        )
     if isinstance(model, LSTMClassifier):
         model.set_gates_()  # again: prune_ has set all biases to zero
     steppers: list[Stepper] = []

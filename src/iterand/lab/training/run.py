@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from iterand.checks import counted, shown
-from iterand.errors import CheckpointError, DataError, IterandError, RecipeError
+from iterand.errors import CheckpointError, DataError, IterandError, RecipeError, UnmaskedWarning
 from iterand.lab.data import IMAGE_FOLDER, Dataset, Split, load_data
 from iterand.lab.data.image_folder import fingerprint
 from iterand.lab.data.text import TextSplit
@@ -301,7 +301,9 @@ def _save_ticket(session: Session, data: Dataset[Split], result: dict[str, Any],
     settings = recipe_file.changed(portable) | {"network": ticket_options(portable, data)}
     metrics = {name: round(result[name], 4) for name in _IN_TICKETS if name in result}
     half: Literal[False, "exact"] = "exact" if portable.training.norm_statistics == "recomputed_half" else False
-    save_ticket(session.model, path, recipe=settings, metrics=metrics, half=half)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnmaskedWarning)  # said when the network was masked
+        save_ticket(session.model, path, recipe=settings, metrics=metrics, half=half)
     return path.stat().st_size
 
 
