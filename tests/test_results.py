@@ -9,6 +9,7 @@ from statistics import mean, stdev
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from iterand.lab.experiments.catalog import find_experiment
 from iterand.lab.experiments.paper import OPENLTH
@@ -24,16 +25,16 @@ REPRODUCE, BEYOND = "docs/guides/reproduce.md", "docs/explanation/beyond.md"
 NOTES = "results/notes/2026-11-before.md"
 
 
-def load_tables():
-    """tools/tables.py, which imports its neighbours by name."""
+def load_tool(name):
+    """A program in tools, which imports its neighbours by name."""
     sys.path.insert(0, str(ROOT / "tools"))
     try:
-        return importlib.import_module("tables")
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(ROOT / "tools"))
 
 
-tables = load_tables()
+tables = load_tool("tables")
 
 
 def cells(experiment, least=2):
@@ -71,6 +72,16 @@ def difference(cell):
 def test_every_table_is_as_the_records_have_it():
     for path in tables.pages():
         assert tables.stale(path.read_text()) == [], f"{path}: run python tools/tables.py"
+
+
+def test_the_picture_of_our_recipes_has_the_numbers_of_their_table():
+    axes = Figure().add_subplot()
+    load_tool("draw_beyond").panel(axes, "ResNet20")
+    (drawn,) = (one for one in axes.containers if one.get_label().startswith("ours"))
+    searches = [row for row in rows_of(tables.best_imp()) if row.startswith("| ResNet20")]
+    assert [f"{mean:.2f}" for mean in drawn.lines[0].get_ydata()] == [
+        re.search(r"\| (\d+\.\d+) ±", row)[1] for row in searches
+    ]
 
 
 def test_no_results_are_typed():

@@ -9,41 +9,38 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from tables import cells
 
 from iterand.lab.experiments.experiment import PaperNumber, find_number
 from iterand.lab.experiments.paper import OPENLTH, SPARSITIES
-from iterand.lab.report.assembly import Outcome, read_report
 from iterand.lab.report.formatting import Summary
 
-ROOT = Path(__file__).parents[1]
-TARGET = ROOT / "docs" / "images" / "beyond.svg"
+TARGET = Path(__file__).parents[1] / "docs" / "images" / "beyond.svg"
 BLUE, ORANGE, GRAY, GREEN = "#1c6dd0", "#c2500a", "#8a8f98", "#2b8a3e"
 
 
 def main() -> None:
     """A panel for each network that the paper prunes by magnitude."""
-    report = read_report(ROOT / "results")
-    best = next(outcome for outcome in report.outcomes if outcome.experiment.name == "best")
     mpl.rcParams.update({"svg.hashsalt": "iterand", "svg.fonttype": "none", "font.family": "sans-serif"})
     figure, axes = plt.subplots(1, len(OPENLTH), figsize=(10, 3.4), layout="constrained")
     figure.patch.set_facecolor("white")
     for axis, network in zip(axes, sorted(OPENLTH)):
-        panel(axis, network, best)
+        panel(axis, network)
     axes[0].set_ylabel("test accuracy (%)")
     axes[0].legend(frameon=False, loc="lower left")
     TARGET.parent.mkdir(exist_ok=True)
     figure.savefig(TARGET, metadata={"Date": None})
 
 
-def panel(axis: Axes, network: str, best: Outcome) -> None:
+def panel(axis: Axes, network: str) -> None:
     """Lines over the share of pruned weights; the steps between the shares are drawn alike."""
     places = range(len(SPARSITIES))
-    cells = {(*dict(cell.cell.axes).values(),): cell.summary for cell in best.cells}
-    ours = {p: summary for (name, method, p), summary in cells.items() if name == network and method != "IMP"}
-    dense = ours.get(0.0)
-    if dense:
-        axis.axhline(dense.mean, color=GREEN, linewidth=1, linestyle=":", label="dense SGD, same data")
-    line(axis, places, [ours[sparsity] for sparsity in SPARSITIES], BLUE, "o-", "ours: no weight is ever trained")
+    ours = cells("best", network=network, method="IteRand")
+    for dense in cells("best", network=network, method="dense SGD").values():
+        if dense.summary:
+            axis.axhline(dense.summary.mean, color=GREEN, linewidth=1, linestyle=":", label="dense SGD, same data")
+    summaries = [ours[sparsity,].summary for sparsity in SPARSITIES]
+    line(axis, places, summaries, BLUE, "o-", "ours: no weight is ever trained")
     for method, colour, look, label in (
         ("IMP", ORANGE, "s--", "magnitude pruning, trained four times (paper)"),
         ("IteRand (SC)", GRAY, "^--", "IteRand (paper)"),
