@@ -40,6 +40,7 @@ _KINDS: list[tuple[tuple[type, ...], str, str]] = [
     ((nn.MultiheadAttention,), "(in|q|k|v)_proj_weight", "in_proj_bias|bias_k|bias_v"),
 ]
 _NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_NAMED = 5  # tensors that a message names
 _LAYER_SCALE = "layer_?scale"  # in the name of a parameter, its module or its class
 _LAYER_SCALES = r"(\w+_)?gamma(\d*|_\w+)|lambda_?\d*|ls_?\d*|skipinit_gain"  # further names of the parameter itself
 
@@ -142,11 +143,11 @@ def list_tensors(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return f"{counted(sum(map(math.prod, shapes.values())), 'parameter')} in {name_tensors(shapes)}"
 
 
-def name_tensors(shapes: Mapping[str, tuple[int, ...]], most: int = 5) -> str:
+def name_tensors(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """The names and shapes of the largest of these tensors, and how many more there are."""
     largest = sorted(shapes, key=lambda name: -math.prod(shapes[name]))
-    named = [f"{name} ({'×'.join(map(str, shapes[name])) or '1'})" for name in largest[:most]]
-    more = [f"{len(largest) - most} more"] if len(largest) > most else []
+    named = [f"{name} ({'×'.join(map(str, shapes[name])) or '1'})" for name in largest[:_NAMED]]
+    more = [f"{len(largest) - _NAMED} more"] if len(largest) > _NAMED else []
     return ", ".join(named + more)
 
 

@@ -133,14 +133,14 @@ def prune_(
     exists = weights == EXISTING
     if exists and recommended:
         raise ValueError("preset is 'recommended', but weights is 'existing': it is for random weights; leave it out")
-    has_norms = maskable.has_norms(unwrap(model))
-    balanced = recommended and not exists and not isinstance(sparsity, Mapping) and has_norms
+    has_norms = recommended and maskable.has_norms(unwrap(model))
+    balanced = has_norms and not isinstance(sparsity, Mapping)
     if ranking is None:
         ranking = "global" if balanced else "layer"
     if norms is None:
         shifted = balanced and maskable.has_shifts(unwrap(model))
         norms = "keep" if exists else "shifted" if shifted else "fixed"
-    if gain is None and (exists or not recommended or has_norms):
+    if gain is None and (has_norms or not recommended):
         gain = 1.0
     if biases is None:
         biases = "keep" if exists else "zero"
@@ -184,8 +184,7 @@ def prune_(
 
 def _apply(plan: PruningPlan) -> None:
     """Change the model; nothing is refused here."""
-    for module in plan.root.modules():
-        surgery.restore_root_(module)  # whose parts were folded one by one
+    surgery.restore_roots_(plan.root)  # whose parts were folded one by one
     for group, mask, weight in zip(plan.groups, plan.masks, plan.weights):
         surgery.attach(group, mask, weight)
     if any(isinstance(ranking, GlobalRanking) for ranking in plan.rankings):
@@ -288,8 +287,7 @@ def skeleton(model: nn.Module) -> nn.Module:
 
 def _replace(root: nn.Module, layers: Iterable[MaskedLayer], values: Iterable[Tensor]) -> None:
     """Replace masked tensors by ordinary parameters."""
-    for module in root.modules():
-        surgery.restore_root_(module)
+    surgery.restore_roots_(root)
     for layer, value in zip(layers, values):
         parameter = nn.Parameter(value, requires_grad=layer.parametrization.trained)
         layer.parametrization.iterations.clear()

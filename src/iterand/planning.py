@@ -132,10 +132,10 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float | str], 
     root = unwrap(model)
     _refuse_model(model, root)
     sparsity = _checked_sparsity(sparsity, options)
-    if options.norms == "shifted" and not maskable.has_shifts(root):
+    everything = maskable.owners(root)
+    if options.norms == "shifted" and all(owner.kind != "shift" for owner in everything):
         raise ValueError(f"norms is 'shifted', but {type(root).__name__} has no norm that adds anything; leave it out")
     usual = ("weight", "shift") if options.norms == "shifted" else ("weight",)
-    everything = maskable.owners(root)
     trainable = [
         owner for pattern in options.trainable for owner in maskable.matching(pattern, everything, "trainable")
     ]
@@ -156,7 +156,7 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float | str], 
     tensors: list[tuple[list[Owner], Settings, Ranking[MaskedParametrization]]] = []
     for name, group in chosen.items():
         dense = alone.get(name) == 0.0 and sparsity != 0.0
-        share = alone[name] if name in alone else cast(float, sparsity)
+        share = alone.get(name, cast(float, sparsity))
         gain = options.gain
         if gain is None:  # layers that share their weights have one
             gain = recommended_gain(alone.get(shared.get(name, name), cast(float, sparsity)))
@@ -181,10 +181,9 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float | str], 
     surgery.check_classes([root, *(owner.module for group in chosen.values() for owner in group)])
     initial: dict[str, Tensor] = {}
     if options.scores in MAGNITUDES:
-        ranked = {settings.name: (group[0].parameter, rank) for group, settings, rank in tensors}
         initial = existing.initial_scores(
-            {name: weight for name, (weight, _) in ranked.items()},
-            {name: rank for name, (_, rank) in ranked.items()},
+            {settings.name: group[0].parameter for group, settings, _ in tensors},
+            {settings.name: rank for _, settings, rank in tensors},
             cast(MagnitudeScores, options.scores),
         )
     masks = [

@@ -75,10 +75,15 @@ def scheduled_sparsity(schedule: Schedule, start: float, final: float, done: flo
 
 def set_sparsity_(model: nn.Module, sparsity: float) -> None:
     """Prune this share of the weights from now on, but in no layer more than its final sparsity."""
+    masks = _whole_rankings(model)
+    set_kept_(masks, _check_reached("sparsity", sparsity, masks))
+
+
+def _whole_rankings(model: nn.Module) -> list[MaskedParametrization]:
+    """The masks of a model, with all that they are ranked together with."""
     layers = require_masked_layers(model)
     require_whole_rankings(model, layers)
-    masks = [layer.parametrization for layer in layers.values()]
-    set_kept_(masks, _check_reached("sparsity", sparsity, masks))
+    return [layer.parametrization for layer in layers.values()]
 
 
 def _check_reached(name: str, sparsity: float, masks: Iterable[MaskedParametrization]) -> float:
@@ -118,10 +123,8 @@ class SparsitySchedule(CountingStepper):
 
     def __init__(self, model: nn.Module, schedule: Schedule = "cubic", *, steps: int, start: float = 0.0) -> None:
         scheduled_sparsity(schedule, 0, 1, 0)
-        layers = require_masked_layers(model)
-        require_whole_rankings(model, layers)
         self.model = model
-        self._masks = [layer.parametrization for layer in layers.values()]
+        self._masks = _whole_rankings(model)
         if any(mask.settings.mask == "bernoulli" for mask in self._masks):
             raise ValueError(
                 "Bernoulli masks are sampled by their scores alone while training, whatever the sparsity; leave out "
@@ -170,9 +173,7 @@ class ScoreFreezing(CountingStepper):
     kind = "score_freezing"
 
     def __init__(self, model: nn.Module, period: int) -> None:
-        layers = require_masked_layers(model)
-        require_whole_rankings(model, layers)
-        masks = [layer.parametrization for layer in layers.values()]
+        masks = _whole_rankings(model)
         self._masks = [mask for mask in masks if mask.settings.mask == "gem_miner"]
         self.period = check_int("period", period, "a number of iterations, at least 1", low=1)
         if not self._masks:

@@ -124,8 +124,8 @@ def summary(model: nn.Module) -> Summary:
     for state in states:
         state.follow_source_()
     masks = [state.clear_padding_(mask) for state, mask in zip(states, calculate_multipliers(states))]
-    rounds = max(layer.parametrization.rounds for layer in layers)
     summaries = tuple(_summarize(layer, mask) for layer, mask in zip(layers, masks))
+    rounds = max(state.rounds for state in states)
     return Summary(summaries, rounds, tuple(_unmasked(unwrap(model), layers)))
 
 

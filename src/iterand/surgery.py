@@ -282,12 +282,13 @@ def adapt_root_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]])
     root.__class__ = replace_base(type(root), base, caching)
 
 
-def restore_root_(root: nn.Module) -> None:
-    """Undo ``adapt_root_``. Does nothing if it was not called."""
-    if _RANKINGS in root.__dict__:
-        delattr(root, _RANKINGS)
-        caching = next(kind for kind in type(root).__mro__ if _CUTS in vars(kind))
-        root.__class__ = replace_base(type(root), caching, caching.__bases__[0])
+def restore_roots_(model: nn.Module) -> None:
+    """Undo ``adapt_root_`` for the model and those of its parts that were pruned by themselves."""
+    for root in model.modules():
+        if _RANKINGS in root.__dict__:
+            delattr(root, _RANKINGS)
+            caching = next(kind for kind in type(root).__mro__ if _CUTS in vars(kind))
+            root.__class__ = replace_base(type(root), caching, caching.__bases__[0])
 
 
 def _class_of_parametrizations(module: nn.Module) -> type | None:
