@@ -15,12 +15,12 @@ from iterand import backend, mask_kinds, philox
 from iterand.backend import reference
 from iterand.checks import check_fraction, check_int, shown
 from iterand.distributions import normal_levels
-from iterand.parametrization import MaskedParametrization, calculate_masks
-from iterand.selection import GlobalRanking, Ranking
+from iterand.parametrization import calculate_masks
+from iterand.selection import GlobalRanking
 from iterand.settings import RedrawFrom, source_index
 from iterand.sparsity import SparsitySchedule
 from iterand.stepping import CountingStepper
-from iterand.surgery import MaskedLayer, require_masked_layers
+from iterand.surgery import MaskedLayer, by_ranking, require_masked_layers
 
 if TYPE_CHECKING:
     from iterand.backend.triton.cuts import FindCuts
@@ -69,7 +69,7 @@ def randomize_(
         layer.parametrization.hold_draws_up_to(layer.parametrization.rounds + 1)
         layer.parametrization.settings = replace(layer.parametrization.settings, redraw_from=redraw_from)
     plain: list[MaskedLayer] = []
-    for group in _ranked_alike(layers):
+    for group in by_ranking(layers):
         if _uses_triton(group):
             redraw_on_device_(group, find_cuts_on_device(group), threshold, negative, follow)
         else:
@@ -140,13 +140,6 @@ def _refuse_parts_of_shared(layers: Sequence[MaskedLayer]) -> None:
                     f"{mask.name!r} has the same weights as {other.name!r}, which is not in the model that was given; "
                     "give the whole model that was pruned"
                 )
-
-
-def _ranked_alike(layers: Sequence[MaskedLayer]) -> list[list[MaskedLayer]]:
-    groups: dict[Ranking[MaskedParametrization], list[MaskedLayer]] = {}
-    for layer in layers:
-        groups.setdefault(layer.parametrization.ranking, []).append(layer)
-    return list(groups.values())
 
 
 @torch.no_grad()

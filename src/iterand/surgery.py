@@ -188,6 +188,14 @@ def require_masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
     return layers
 
 
+def by_ranking(layers: Iterable[MaskedLayer]) -> list[list[MaskedLayer]]:
+    """The layers, those of one ranking together."""
+    groups: dict[Ranking[MaskedParametrization], list[MaskedLayer]] = {}
+    for layer in layers:
+        groups.setdefault(layer.parametrization.ranking, []).append(layer)
+    return list(groups.values())
+
+
 def require_whole_rankings(model: nn.Module, layers: Mapping[str, MaskedLayer]) -> None:
     """Refuse layers that are ranked together with others that are not among them, since they share one count."""
     masks = {layer.parametrization for layer in layers.values()}

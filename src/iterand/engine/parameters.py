@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from iterand import backend
 from iterand.backend import Cut
 from iterand.mask_kinds import Factors
-from iterand.parametrization import MaskedParametrization
-from iterand.selection import Ranking
-from iterand.surgery import MaskedLayer, masked_layers
+from iterand.surgery import MaskedLayer, by_ranking, masked_layers
 
 _PARAMETRIZATIONS = ".parametrizations."
 
@@ -31,10 +29,8 @@ class MaskedWeights:
     """
 
     def __init__(self, model: nn.Module, precision: torch.dtype | None) -> None:
-        groups: dict[Ranking[MaskedParametrization], list[MaskedLayer]] = {}
-        for layer in masked_layers(model).values():
-            groups.setdefault(layer.parametrization.ranking, []).append(layer)
-        self._groups = [_group(layers, precision) for layers in groups.values() if _fits(layers)]
+        groups = by_ranking(masked_layers(model).values())
+        self._groups = [_group(layers, precision) for layers in groups if _fits(layers)]
         self.layers = [layer for group in self._groups for layer in group.layers]
         self.leaves = [leaf for group in self._groups for leaf in group.leaves]
 
