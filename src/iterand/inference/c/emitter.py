@@ -31,7 +31,7 @@ from iterand.ticket import Ticket
 
 _LINE = 120
 _BYTES = {"float": 4, "int32_t": 4, "int16_t": 2, "uint16_t": 2, "int8_t": 1, "uint8_t": 1}
-_DECODED = 512  # offsets that are decoded at a time, at least
+_OFFSETS = 512  # that can be decoded at a time, at least
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def emit(
     kernels = (folder.joinpath(name).read_text(encoding="utf-8") for name in arithmetic.kernels)
     body = (f"    {line}" for line in ("number *arena = memory;", *writer.calls))
     run = ["void network_run(const float *input, float *output, void *memory) {", *body, "}"]
-    settings = [*arithmetic.settings, f"#define NETWORK_OFFSETS {writer.decoded if coded else 1}"]
+    settings = [*arithmetic.settings, f"#define NETWORK_OFFSETS {writer.offsets if coded else 1}"]
     settings.append(f"#define NETWORK_MOST {writer.most}")
     if writer.lengths:
         uses = " || ".join(f"USES(size, {length})" for length in sorted(writer.lengths))
@@ -148,7 +148,8 @@ class _Writer:
         self._arithmetic = arithmetic
         self._coded = coded
         self._decoded = decoded
-        self.decoded = _DECODED
+        self.offsets = _OFFSETS
+        """Room for decoded offsets: at least as many as a channel has."""
         self.lengths: set[int] = set()
         """Of the planes of layers, in pixels."""
         self.most = 0
@@ -217,7 +218,7 @@ class _Writer:
         self.constant("weights_of", f"{out}_weights", [offsets, codes, f"{out}_counts", values, finishing, *numbers])
         if lists.values is None and not self._arithmetic.gives_floats(out):
             self.most = max(self.most, *lists.counts)
-        self.decoded = max(self.decoded, *map(sum, zip(lists.counts[::2], lists.counts[1::2])))
+        self.offsets = max(self.offsets, *map(sum, zip(lists.counts[::2], lists.counts[1::2])))
         source = self._at(node.inputs[0].name)
         if isinstance(node, Convolution) and (gathered := self._plan.gatherings.get(out)):
             self._gather(node, gathered)
