@@ -1,7 +1,8 @@
 """``iterand ticket``: show a ticket, verify it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -181,18 +182,22 @@ def read(file: Path) -> "Ticket":
 
 def decoded(file: Path, ticket: "Ticket") -> dict[str, "Tensor"]:
     """The tensors of a ticket; errors name its file."""
-    with err.status("decoding"):
-        try:
-            return ticket.state_dict()
-        except IterandError as error:
-            raise type(error)(f"ticket {str(file)!r}: {error}") from None
+    with _decoding(file):
+        return ticket.state_dict()
 
 
 def _checked_masks(file: Path, ticket: "Ticket") -> dict[str, "Tensor"]:
     """Decode a ticket on a base as far as it goes without the base; gives the tensors that it holds."""
+    with _decoding(file):
+        _, weights = ticket.decode_layers()
+    return ticket.other_tensors() | weights
+
+
+@contextmanager
+def _decoding(file: Path) -> Iterator[None]:
+    """Name the file in errors."""
     with err.status("decoding"):
         try:
-            _, weights = ticket.decode_layers()
+            yield
         except IterandError as error:
             raise type(error)(f"ticket {str(file)!r}: {error}") from None
-    return ticket.other_tensors() | weights

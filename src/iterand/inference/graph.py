@@ -202,7 +202,7 @@ class FoldedModule(nn.Module):
             case Affine():
                 output = first * self._kept(node, "scale") + self._kept(node, "shift")
             case MaxPool():
-                output = functional.max_pool2d(planes, node.kernel, node.stride, node.padding, node.dilation)
+                output = functional.max_pool2d(planes, node.kernel, node.stride, node.padding)
             case AveragePool():
                 counted = node.count_include_pad
                 output = functional.avg_pool2d(planes, node.kernel, node.stride, node.padding, False, counted)

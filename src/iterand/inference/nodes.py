@@ -85,7 +85,6 @@ class MaxPool(Node):
     kernel: Pair
     stride: Pair
     padding: Pair
-    dilation: Pair
 
 
 @dataclass(frozen=True, eq=False)

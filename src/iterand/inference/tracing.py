@@ -285,7 +285,7 @@ class _Reader:
         if dilation != (1, 1):
             call.refuse(f" with dilation {dilation}; inference in C has max pooling of dilation 1")
         images, windows = self._windows(call)
-        return self._add(MaxPool, call, images, **windows, dilation=dilation)
+        return self._add(MaxPool, call, images, **windows)
 
     def average_pool(self, call: _Call) -> Value:
         images, windows = self._windows(call)

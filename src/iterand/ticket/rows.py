@@ -126,12 +126,13 @@ class TaskRows:
     def _own(self, attributes: Mapping[str, str], task: str | None) -> dict[str, Any]:
         """The parameters of a module that are a task's own."""
         own: dict[str, Any] = {}
-        masks, others = self.parts[task] if task is not None else ({}, {})
+        if task is None:
+            return own
+        (masks, others), ready = self.parts[task], self.masked.get(task, {})
         for attribute, name in attributes.items():
             if name in others:
                 own[attribute] = others[name]
             elif name in masks:
-                ready = self.masked.get(task, {}) if task is not None else {}
                 own[attribute] = ready[name] if name in ready else apply_packed(self.base[name], masks[name])
         return own
 
