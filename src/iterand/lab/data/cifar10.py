@@ -53,8 +53,7 @@ def load(located: Located, device: torch.device, options: Options) -> Dataset[Im
     train = np.concatenate([rows for name, rows in records.items() if name != "test_batch"])
     order = fixed_order(len(train))
     held_out = len(train) // 10
-    statistics = "imagenet" if options.normalization == "default" else options.normalization
-    normalize = Normalizer(statistics, device)
+    normalize = Normalizer(options.normalization, device)
 
     def part(rows: Records, chosen: torch.Tensor) -> ImageSplit:
         picked = torch.from_numpy(rows[limited(chosen, options.limit).numpy()]).to(device)

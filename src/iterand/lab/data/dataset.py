@@ -92,8 +92,10 @@ def limited(order: Tensor, limit: int | None) -> Tensor:
 
 Statistics = tuple[tuple[float, float, float], tuple[float, float, float]]
 
+_IMAGENET: Statistics = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 STATISTICS: dict[str, Statistics] = {  # mean and standard deviation of each channel, for pixels from 0 to 1
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "default": _IMAGENET,
+    "imagenet": _IMAGENET,
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
 }
 
@@ -112,7 +114,7 @@ class Normalizer:
 
 
 AUGMENTATIONS = ("none", "crop", "crop_cutout", "resized_crop")
-NORMALIZATIONS = ("default", *STATISTICS)
+NORMALIZATIONS = tuple(STATISTICS)
 SMALLEST_IMAGE, LARGEST_IMAGE = 8, 1024
 """Limits of the side to which images are resized."""
 

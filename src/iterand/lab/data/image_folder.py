@@ -54,7 +54,7 @@ def load(located: Located, device: torch.device, options: Options) -> Dataset[Im
     size, count = options.image_size, sum(len(part.chosen) for part in chosen)
     hint = "lower image_size or limit; data.name = 'imagenet' reads images of 224×224 as they are used"
     memory.require(3 * size * size * count, f"{count:,} images of {size}×{size}", hint, device)
-    normalize = Normalizer("imagenet" if options.normalization == "default" else options.normalization, device)
+    normalize = Normalizer(options.normalization, device)
     pixels = torch.split(_decoded(chosen, size), [len(part.chosen) for part in chosen])
     train, validation, test = (
         ImageSplit(images.to(device), part.tree.labels[part.chosen].to(device), normalize, options.augmentation)

@@ -58,7 +58,7 @@ def load(located: Located, device: torch.device, options: Options) -> Dataset["F
     train, test = open_tree(located.path)
     order = fixed_order(len(train.files))
     held_out = max(1, round(len(order) / 100))
-    normalize = Normalizer("imagenet" if options.normalization == "default" else options.normalization, device)
+    normalize = Normalizer(options.normalization, device)
 
     def part(images: Images, chosen: Tensor) -> FolderSplit:
         return FolderSplit(images, limited(chosen, options.limit), normalize, device, options)
