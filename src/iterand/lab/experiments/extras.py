@@ -14,10 +14,11 @@ DENSE = {"Conv6": "conv6", "ResNet18": "resnet18", "ResNet20": "resnet20", "VGG1
 PRUNED = {"ResNet20": (0.5, 0.9, 0.99), "VGG11": (0.5, 0.99)}
 """The sparsities at which iterative magnitude pruning is run with the data and the settings of dense SGD."""
 
+_ANY_PRUNED = ["candidates=pruned", "redrawn_scores=stay", "rate=0.1"]
 WITHOUT = {
     "all of it": [],
     "ranked in each layer": ["ranking=layer"],
-    "any pruned weight redrawn, r = 0.1": ["candidates=pruned", "redrawn_scores=stay", "rate=0.1"],
+    "any pruned weight redrawn, r = 0.1": _ANY_PRUNED,
     "nothing redrawn": ["method.name=edge_popup"],
     "norms fixed": ["norms=fixed"],
     "p constant": ["sparsity_schedule=constant"],
@@ -27,7 +28,6 @@ WITHOUT = {
 
 _BLOCKS = [f"stages.{stage}.*.branch.2.convolution" for stage in range(4)]
 _BIPROP = ["binarize=true", "weight_distribution=kaiming_normal", "rank_by=magnitude"]
-_ANY_PRUNED = ["candidates=pruned", "redrawn_scores=stay", "rate=0.1"]
 _LOGITS = ["learning_rate.initial=300", "weight_decay=0"]  # for a mask of probabilities σ(s), with the slope σ'
 _BERNOULLI = ["mask=bernoulli", *_LOGITS, "sparsity_schedule=constant", *_ANY_PRUNED]
 _GEM_MINER = ["mask=gem_miner", "score_distribution=unit_uniform", "sparsity_schedule=geometric"]
@@ -79,15 +79,9 @@ def best() -> Experiment:
         for sparsity in sparsities:
             recipe = find_recipe(f"best-{DENSE[network]}-imp", [f"sparsity={sparsity}"])
             cells.append(_cell(network, "IMP", recipe, sparsity))
-    return Experiment(
-        "best",
-        "Recommended settings, beside the paper's IteRand (Conv6, ResNet18, ResNet34), its IMP (VGG11, ResNet20), and "
-        "dense SGD and IMP on the same data",
-        tuple(cells),
-        seeds=3,
-        where="ours",
-        plot="bars",
-    )
+    title = "Recommended settings, beside the paper's IteRand (Conv6, ResNet18, ResNet34), its IMP (VGG11, ResNet20), "
+    title += "and dense SGD and IMP on the same data"
+    return Experiment("best", title, tuple(cells), seeds=3, where="ours")
 
 
 def _cell(network: str, method: str, recipe: Recipe, sparsity: float, number: PaperNumber | None = None) -> Cell:
@@ -107,7 +101,7 @@ def few_labels() -> Experiment:
             changes = [f"train_limit={_TENTH}", *([f"sparsity={sparsity}"] if sparsity else [])]
             cells.append(_cell(network, method, find_recipe(name, changes), sparsity))
     title = f"CIFAR-10 with a tenth of its labels: {_TENTH:,} training images"
-    return Experiment("few-labels", title, tuple(cells), seeds=3, where="ours", plot="bars")
+    return Experiment("few-labels", title, tuple(cells), seeds=3, where="ours")
 
 
 def long() -> Experiment:
@@ -118,7 +112,7 @@ def long() -> Experiment:
         _cell("ResNet18", "IteRand", find_recipe("best-resnet18", [*changes, "sparsity=0.9"]), 0.9),
     )
     title = f"{_LONG} epochs of ResNet18 with the recommended settings: dense SGD and the search at p = 0.9"
-    return Experiment("long", title, cells, seeds=3, where="ours", plot="bars")
+    return Experiment("long", title, cells, seeds=3, where="ours")
 
 
 def ablation() -> Experiment:
@@ -131,14 +125,8 @@ def ablation() -> Experiment:
         for label, changes in without.items():
             axes = (("sparsity", sparsity), ("recipe", label))
             cells.append(Cell(f"p = {sparsity:g}, {label}", recipe_file.override(whole, [*short, *changes]), axes))
-    return Experiment(
-        "ablation",
-        "Ablation of the recommended settings: ResNet20, 40 epochs, one part left out at a time",
-        tuple(cells),
-        seeds=3,
-        where="ours",
-        plot="bars",
-    )
+    title = "Ablation of the recommended settings: ResNet20, 40 epochs, one part left out at a time"
+    return Experiment("ablation", title, tuple(cells), seeds=3, where="ours")
 
 
 def gain() -> Experiment:
@@ -158,7 +146,7 @@ def gain() -> Experiment:
                 axes = (("network", network), ("sparsity", sparsity), ("gain", label))
                 cells.append(Cell(f"{network}, p = {sparsity:g}, gain {label}", recipe, axes))
     title = "The gain of the weights, in networks without norms"
-    return Experiment("gain", title, tuple(cells), seeds=3, where="ours", plot="bars")
+    return Experiment("gain", title, tuple(cells), seeds=3, where="ours")
 
 
 def family() -> Experiment:
@@ -179,9 +167,8 @@ def family() -> Experiment:
                         label = f"{network}, {settings}, p = {sparsity:g}, {kind}, {randomized}"
                         more = (("kind", kind), ("randomization", randomized))
                         cells.append(Cell(label, recipe_file.override(recipe, chosen), (*axes, *more)))
-    return Experiment(
-        "family", "Other kinds of masks on CIFAR-10, never redrawn and with IteRand", tuple(cells), 3, "ours", "bars"
-    )
+    title = "Other kinds of masks on CIFAR-10, never redrawn and with IteRand"
+    return Experiment("family", title, tuple(cells), seeds=3, where="ours")
 
 
 def claims() -> Experiment:
@@ -216,4 +203,4 @@ def claims() -> Experiment:
             (("method", "recycled draws"),),
         ),
     )
-    return Experiment("claims", "What the papers of other kinds of masks claim", cells, 3, "ours", "bars")
+    return Experiment("claims", "What the papers of other kinds of masks claim", cells, seeds=3, where="ours")

@@ -41,7 +41,6 @@ def figure1() -> Experiment:
         tuple(cells),
         seeds=3,
         where="Figure 1",
-        plot="bars",
         across="rate",
         measure="last_validation_accuracy",
     )
@@ -152,7 +151,6 @@ def overhead() -> Experiment:
         tuple(cells),
         seeds=1,
         where="Table 5",
-        plot="bars",
         measure="seconds",
     )
 
@@ -238,7 +236,7 @@ def imdb() -> Experiment:
         for network, base in (("LSTM", "lstm"), ("BiLSTM", "bilstm"))
         for method in ("IteRand (SC)", "edge-popup (SC)", "SGD")
     )
-    return Experiment("imdb", "Film reviews: sentiment (IMDB)", tuple(cells), seeds=5, where="Table 10", plot="bars")
+    return Experiment("imdb", "Film reviews: sentiment (IMDB)", tuple(cells), seeds=5, where="Table 10")
 
 
 def start(base: str, method: str) -> Recipe:
