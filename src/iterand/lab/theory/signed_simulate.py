@@ -13,6 +13,7 @@ from torch import Tensor
 from iterand import distributions, memory, philox
 from iterand.checks import counted
 from iterand.lab.theory import bounds
+from iterand.lab.theory.signed import miss_probability
 from iterand.lab.theory.signed_depth import Pool
 from iterand.lab.theory.simulate import Estimate, Progress, check_draws, estimate, silent
 from iterand.philox import Key
@@ -51,8 +52,7 @@ def first_draws(index: Tensor, rounds: int, key: Key, progress: Progress = silen
 
 def sign_draws(signs: float, rounds: int) -> float:
     """How many draws ``first_draws`` makes on average: 3 − 2^(2−R) for each sign."""
-    bounds.check_count("rounds", rounds)
-    return signs * (3 - math.ldexp(4.0, -min(rounds, 2000)))
+    return signs * (3 - 4 * miss_probability(rounds))
 
 
 def best_failures(
@@ -108,7 +108,7 @@ def simulated_width(
 
 def width_draws(count: int, rounds: int, *, trials: int) -> float:
     """How many draws ``simulated_width`` makes on average, roughly."""
-    q = math.ldexp(1.0, -min(rounds, 2000))
+    q = miss_probability(rounds)
     return sign_draws(2 * trials * (2 * count / (1 - 2 * q * q) + count / 2), rounds)
 
 
