@@ -1,15 +1,21 @@
-"""Small data sets in the layouts of the real ones."""
+"""Small data sets in the layouts of the real ones, and what augments and normalizes them."""
 
 import csv
 import gzip
 import io
 import pickle
 import tarfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
+from iterand import philox
+
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # by which images are normalized
 CIFAR_FILES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 
 
@@ -126,3 +132,15 @@ def write_image_folder(root: Path, parts: dict[str, int], classes: tuple[str, ..
                 pixels[:, :, 2 - label % 3] += 150
                 Image.fromarray(pixels).save(folder / f"{number:03}.png")
     return root
+
+
+def seeded(epoch: int = 0) -> Callable[[Tensor], Sequence[Tensor]]:
+    """Random words as the training loop hands them over."""
+    key = philox.key(7, "augmentation")
+    return lambda index: philox.philox(index, epoch, key, philox.DATA)
+
+
+def pixels(images: Tensor) -> Tensor:
+    """What was normalized."""
+    mean, deviation = (255 * torch.tensor(values).view(3, 1, 1) for values in (MEAN, DEVIATION))
+    return (images * deviation + mean).round().to(torch.uint8)

@@ -16,10 +16,10 @@ from iterand import philox
 from iterand.lab.data.dataset import Normalizer
 from iterand.lab.data.decoding import resized_crop
 from iterand.lab.data.images import ImageSplit, Resampler, crops, cutout_masks, resized_crops, words_of
+from made_up_data import DEVIATION, MEAN, pixels, seeded
 
 CPU = torch.device("cpu")
 NORMALIZER = Normalizer("imagenet", CPU)
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def words(index):
@@ -27,12 +27,6 @@ def words(index):
     digests = [hashlib.sha256(b"words %d" % i).digest() for i in index.tolist()]
     columns = ([int.from_bytes(digest[4 * k : 4 * k + 4], "little") for digest in digests] for k in range(4))
     return [torch.tensor(column, dtype=torch.int64) for column in columns]
-
-
-def seeded(epoch):
-    """Random words as the training loop hands them over."""
-    key = philox.key(7, "augmentation")
-    return lambda index: philox.philox(index, epoch, key, philox.DATA)
 
 
 def made_up(count, side=32):
@@ -268,12 +262,6 @@ class TestBatches:
         batch = next(iter(split.batches(order, 128, seeded(0))))
         assert batch.labels[:8].tolist() == [3, 8, 2, 4, 1, 5, 3, 5]
         assert hashlib.sha256(pixels(batch.inputs[0]).numpy().tobytes()).hexdigest()[:16] == expected
-
-
-def pixels(images):
-    """What was normalised."""
-    mean, deviation = (255 * torch.tensor(values).view(3, 1, 1) for values in (MEAN, DEVIATION))
-    return (images * deviation + mean).round().to(torch.uint8)
 
 
 @pytest.mark.cuda

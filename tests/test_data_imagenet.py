@@ -24,19 +24,9 @@ from iterand.lab.data.images import resized_crops, words_of
 from iterand.lab.data.workers import prefetched
 from iterand.lab.networks import build_network
 from iterand.lab.training.run import evaluate_run
+from made_up_data import DEVIATION, MEAN, pixels, seeded
 
 CPU = torch.device("cpu")
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-def seeded(epoch=0):
-    key = philox.key(7, "augmentation")
-    return lambda index: philox.philox(index, epoch, key, philox.DATA)
-
-
-def pixels(images):
-    mean, deviation = (255 * torch.tensor(values).view(3, 1, 1) for values in (MEAN, DEVIATION))
-    return (images * deviation + mean).round().to(torch.uint8)
 
 
 @pytest.fixture

@@ -20,19 +20,15 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import made_up_data
-from iterand import philox
 from iterand.cli.data import app
 from iterand.errors import DataError
 from iterand.lab.data import catalog, load_data, packs
 from iterand.lab.data.decoding import GRAY
 from iterand.lab.data.imagenet import DataWarning
 from iterand.lab.data.packs import Scaling, open_pack
+from made_up_data import seeded
 
 CPU = torch.device("cpu")
-
-
-def seeded(index):
-    return philox.philox(index, 0, philox.key(7, "augmentation"), philox.DATA)
 
 
 def pack(root, scaling=None):
@@ -42,7 +38,7 @@ def pack(root, scaling=None):
 def everything(root, workers=0):
     """All images and labels of all parts."""
     data = load_data("imagenet", CPU, root, augmentation="resized_crop", workers=workers)
-    parts = [data.train.batches(torch.arange(len(data.train)), 7, seeded)]
+    parts = [data.train.batches(torch.arange(len(data.train)), 7, seeded())]
     parts += [part.batches(torch.arange(len(part)), 5) for part in (data.validation, data.test)]
     batches = [batch for part in parts for batch in part]
     return torch.cat([batch.inputs[0] for batch in batches]), torch.cat([batch.labels for batch in batches])

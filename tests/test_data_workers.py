@@ -15,19 +15,15 @@ import pytest
 import torch
 
 import made_up_data
-from iterand import philox
 from iterand.errors import DataError
 from iterand.lab.data import load_data, workers
 from iterand.lab.data.decoding import GRAY, Task, decode
 from iterand.lab.data.imagenet import DataWarning
 from iterand.lab.data.images import words_of
 from iterand.lab.data.workers import WorkerPool, close_pools, processors
+from made_up_data import seeded
 
 CPU = torch.device("cpu")
-
-
-def seeded(index):
-    return philox.philox(index, 0, philox.key(7, "augmentation"), philox.DATA)
 
 
 @pytest.fixture
@@ -73,7 +69,7 @@ def gone(pid):
 class TestPixels:
     @pytest.mark.parametrize("size", [1, 7, 120, 500])
     def test_those_of_a_plain_loop(self, pool, paths, size):
-        words = words_of(torch.arange(len(paths)), seeded).numpy()
+        words = words_of(torch.arange(len(paths)), seeded()).numpy()
         found = [pixels.copy() for pixels, problems in pool.decoded(tasks(paths, size, words), min(size, 120))]
         expected = [decode(Path(path).read_bytes(), word.tolist()).pixels for path, word in zip(paths, words)]
         assert [len(pixels) for pixels in found] == [min(size, 120 - start) for start in range(0, 120, size)]
@@ -84,7 +80,7 @@ class TestPixels:
         def all_batches(workers):
             data = load_data("imagenet", CPU, tree, augmentation="resized_crop", workers=workers)
             order = torch.arange(50, 10, -1)
-            batches = [*data.train.batches(order, 16, seeded), *data.test.batches(torch.arange(12), 250)]
+            batches = [*data.train.batches(order, 16, seeded()), *data.test.batches(torch.arange(12), 250)]
             return [(batch.inputs[0], batch.labels) for batch in batches]
 
         found, expected = all_batches(workers), all_batches(0)

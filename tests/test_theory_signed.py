@@ -11,24 +11,10 @@ import iterand
 from iterand.lab.theory import signed, signed_construct, signed_depth, signed_simulate, signed_tables
 from iterand.lab.theory.signed_depth import Pool
 from iterand.lab.theory.simulate import estimate
-from iterand.lab.theory.target import certify, matrices, normalize_
+from iterand.lab.theory.target import certify, matrices
+from test_theory_construct import network, plain_network
 
 SURE = 1 - 1e-5
-
-
-def plain_network(*widths):
-    modules = []
-    for inputs, outputs in itertools.pairwise(widths):
-        modules += [nn.Linear(inputs, outputs, bias=False), nn.ReLU()]
-    return nn.Sequential(*modules[:-1])
-
-
-def target_network(*widths, seed=0):
-    target, generator = plain_network(*widths), torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in target.parameters():
-            weight.copy_(torch.randn(weight.shape, generator=generator))
-    return normalize_(target)
 
 
 class TestUnits:
@@ -173,7 +159,7 @@ class TestConstructionOfAColumn:
         bound = signed.bound_widths(epsilon, delta, widths, rounds)
         even = [torch.full((m, n), 1 / math.sqrt(m * n)) for n, m in itertools.pairwise(widths)]
         single = [nn.functional.pad(torch.ones(1, 1), (0, n - 1, 0, m - 1)) for n, m in itertools.pairwise(widths)]
-        for target in (even, single, matrices(target_network(*widths))):
+        for target in (even, single, matrices(network(*widths))):
             for weight, step, hidden in zip(target, signed.network_steps(epsilon, widths), bound):
                 columns = [[signed.units(w, step) for w in column] for column in weight.double().T.tolist()]
                 share = delta / (2 * len(columns))
@@ -275,7 +261,7 @@ class TestConstruct:
     @pytest.mark.parametrize("widths", [(1, 1), (3, 2), (3, 4, 2)])
     @pytest.mark.parametrize("rounds", [1, 3, None])
     def test_keeps_its_word(self, widths, rounds):
-        target = target_network(*widths)
+        target = network(*widths)
         made = signed_construct.construct(target, 0.4, 1e-3, rounds, seed=1)
         assert made.held
         linear = [module.weight.detach() for module in made.model if isinstance(module, nn.Linear)]
@@ -292,7 +278,7 @@ class TestConstruct:
         assert float(error) <= found.measured + 1e-5
 
     def test_more_rounds_make_it_narrower(self):
-        target = target_network(3, 2)
+        target = network(3, 2)
         hidden = [signed_construct.construct(target, 0.4, 0.01, r).model[0].weight.shape[0] for r in (1, 2, 5, None)]
         assert hidden == sorted(hidden, reverse=True)
         step = signed.network_steps(0.4, (3, 2))[0]
@@ -311,7 +297,7 @@ class TestConstruct:
 
     def test_is_what_pruning_and_randomizing_leave(self):
         rounds = 4
-        target = target_network(2, 2)
+        target = network(2, 2)
         made = signed_construct.construct(target, 0.5, 0.05, rounds, seed=7)
         wanted = iterand.masked_layers(made.model)
         hidden = made.model[0].weight.shape[0]
@@ -337,10 +323,10 @@ class TestConstruct:
         (lambda: signed_depth.largest(2, 1), "layers has 1; it must be a whole number from 2 to 1000"),
         (lambda: signed_tables.failure_rows(0.1, [1], weight=0.05), "0 is within epsilon 0.1 of it"),
         (
-            lambda: signed_construct.construct(target_network(90, 9), 1e-3, 0.05),
+            lambda: signed_construct.construct(network(90, 9), 1e-3, 0.05),
             "even with all signs drawn, the construction has .* are built; raise epsilon$",
         ),
-        (lambda: signed_construct.construct(target_network(2, 2), 0.01, 0.05, 0), "rounds has 0"),
+        (lambda: signed_construct.construct(network(2, 2), 0.01, 0.05, 0), "rounds has 0"),
     ],
 )
 def test_bad_input_gets_a_sentence(call, message):
@@ -353,5 +339,5 @@ def test_few_rounds_may_ask_for_too_much(monkeypatch):
     with pytest.raises(
         ValueError, match=r"^building with 1 round takes .* are built; raise epsilon, or take more rounds$"
     ):
-        signed_construct.construct(target_network(9, 3), 0.1, 0.05, 1)
-    signed_construct.construct(target_network(9, 3), 0.1, 0.05, 20)
+        signed_construct.construct(network(9, 3), 0.1, 0.05, 1)
+    signed_construct.construct(network(9, 3), 0.1, 0.05, 20)

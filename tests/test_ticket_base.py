@@ -13,8 +13,9 @@ from torch import nn
 import iterand
 from iterand.errors import TicketError
 from iterand.existing import digest
-from iterand.ticket import format, read, save
+from iterand.ticket import read, save
 from test_existing import INPUTS, LABELS, bits, build, train
+from ticket_models import edited
 
 BUILD = """
 import torch
@@ -245,12 +246,6 @@ def test_the_name_of_a_base_goes_with_existing_weights(tmp_path):
         iterand.save_ticket(iterand.prune_(build(), 0.2), tmp_path / "a.ticket", base="x")
     with pytest.raises(ValueError, match="base is ''; it must be a name"):
         iterand.save_ticket(iterand.prune_(build(), 0.2, weights="existing"), tmp_path / "a.ticket", base="")
-
-
-def edited(data, edit):
-    header, body = format.unpack(data)
-    edit(header)
-    return format.pack(header, body)
 
 
 @pytest.mark.parametrize(

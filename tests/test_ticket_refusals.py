@@ -21,19 +21,12 @@ from iterand import memory
 from iterand.errors import NotEnoughMemoryError, TicketError
 from iterand.lab.networks import build_network
 from iterand.ticket import codec, format, read, save
-from ticket_models import Mixed, mixed, searched
+from ticket_models import Mixed, edited, mixed, searched
 
 
 @pytest.fixture(scope="module")
 def whole() -> bytes:
     return save.ticket_bytes(mixed(), recipe={"network": {"name": "conv6"}})
-
-
-def edited(data: bytes, edit: Callable[[dict[str, Any]], None]) -> bytes:
-    """The ticket with its header edited and its checksum right."""
-    header, body = format.unpack(data)
-    edit(header)
-    return format.pack(header, body)
 
 
 def refused(data: bytes, tmp_path: Path, model: nn.Module | None = None) -> str:

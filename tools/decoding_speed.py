@@ -21,6 +21,7 @@ from typing import Any
 
 import PIL
 import torch
+from pipeline import processor_seconds
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -103,15 +104,6 @@ def measure(batches: Ours | Theirs, size: int, images: int) -> dict[str, float]:
         "images_per_second": round(done / passed, 1),
         "images_per_processor_second": round(done / used, 1),
     }
-
-
-def processor_seconds() -> float:
-    """Processor time of this process and its children so far; Linux only."""
-    ticks = 0
-    for pid in ("self", *Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def compare(tree: Path, size: int, workers: int, images: int, rounds: int) -> dict[str, Any]:

@@ -128,10 +128,16 @@ def caption(what: str, found: Iterable[CellOutcome], usual: int, command: str) -
     return [f"*{text}*", ""]
 
 
+def beside_paper(found: Iterable[CellOutcome]) -> Lines:
+    """A row for each cell: ours, the paper's, and the difference."""
+    rows = [[cell.cell.label, accuracy(cell), of_paper(cell.cell.paper), delta(cell)] for cell in found]
+    return markdown(["", "ours", "paper", "Δ"], rows)
+
+
 def digits() -> Lines:
     """The quickstart's three methods."""
     rows = []
-    found = [cell for cell in outcome("digits").cells if cell.summary]
+    found = outcome("digits").finished
     for cell in found:
         result = cell.runs[0].result
         trained = cell.cell.recipe.method.trains_weights
@@ -172,10 +178,9 @@ def figure2_wide(network: str, usual: int = 3) -> Lines:
 
 def figure2() -> Lines:
     """Every cell of Figure 2 that has runs."""
-    found = [cell for cell in outcome("figure2").cells if cell.summary]
-    rows = [[cell.cell.label, accuracy(cell), of_paper(cell.cell.paper), delta(cell)] for cell in found]
+    found = outcome("figure2").finished
     what = "Figure 2 (Table 3), CIFAR-10, test accuracy in %"
-    return [*caption(what, found, 3, "iterand reproduce figure2"), *markdown(["", "ours", "paper", "Δ"], rows)]
+    return [*caption(what, found, 3, "iterand reproduce figure2"), *beside_paper(found)]
 
 
 def width_saved() -> Lines:
@@ -288,10 +293,8 @@ def sparse_conv6() -> Lines:
 
 def imdb() -> Lines:
     """Table 10."""
-    found = [cell for cell in outcome("imdb").cells if cell.summary]
-    rows = [[cell.cell.label, accuracy(cell), of_paper(cell.cell.paper), delta(cell)] for cell in found]
     text = "*Table 10, IMDB film reviews, test accuracy in %; NVIDIA H200, float32; `iterand reproduce imdb`.*"
-    return [text, "", *markdown(["", "ours", "paper", "Δ"], rows)]
+    return [text, "", *beside_paper(outcome("imdb").finished)]
 
 
 def imdb_runs() -> Lines:
@@ -428,10 +431,9 @@ def _best_in_bold(ours: CellOutcome, imp: CellOutcome | None) -> tuple[str, str]
 
 def best_cells() -> Lines:
     """Every cell of our recipes that has runs."""
-    found = [cell for cell in outcome("best").cells if cell.summary]
-    rows = [[cell.cell.label, accuracy(cell), of_paper(cell.cell.paper), delta(cell)] for cell in found]
+    found = outcome("best").finished
     what = "Recipes `best-*` on CIFAR-10, test accuracy in %; paper: IMP for ResNet20 and VGG11, IteRand for the others"
-    return [*caption(what, found, 4, "iterand reproduce best --seeds 4"), *markdown(["", "ours", "paper", "Δ"], rows)]
+    return [*caption(what, found, 4, "iterand reproduce best --seeds 4"), *beside_paper(found)]
 
 
 def tiny() -> Lines:
@@ -606,7 +608,7 @@ def family() -> Lines:
 
 def claims() -> Lines:
     """What papers claim of other kinds of masks."""
-    found = [cell for cell in outcome("claims").cells if cell.summary]
+    found = outcome("claims").finished
     rows = []
     for cell in found:
         number = cell.cell.paper
