@@ -79,6 +79,14 @@ def test_a_class_with_the_mixin(tmp_path):
     assert torch.equal(folder(INPUTS), model(INPUTS))
 
 
+def test_a_class_with_a_card_of_its_own(tmp_path):
+    class Own(Perceptron, model_card_template="---\n{{ card_data }}\n---\n{{ name }} by {{ author }}: {{ numbers }}\n"):
+        pass
+
+    iterand.prune_(Own(width=5), 0.5).save_pretrained(tmp_path, model_card_kwargs={"author": "Ann"})
+    assert (tmp_path / "README.md").read_text().endswith("---\nOwn by Ann: - 52 of 104 weights kept")
+
+
 def test_arguments_of_releases_of_huggingface_hub_before_1_0(tmp_path):
     model = iterand.prune_(Perceptron(width=5), 0.5)
     model.save_pretrained(tmp_path)

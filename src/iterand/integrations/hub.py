@@ -30,9 +30,9 @@ _CARD = """---
 {{ card_data }}
 ---
 
-# {{ name | default("A network of random weights", true) }}
+# {{ name }}
 
-This network is a subnetwork of {{ origin | default("random weights", true) }}, found by pruning with IteRand.
+This network is a subnetwork of {{ origin }}, found by pruning with IteRand.
 `model.ticket` holds its mask and rebuilds it exactly.
 
 {{ numbers }}
@@ -40,7 +40,7 @@ This network is a subnetwork of {{ origin | default("random weights", true) }}, 
 ```python
 from iterand.integrations.hub import from_pretrained
 
-model = from_pretrained("this repository or folder", {{ class_name | default("MyNetwork", true) }}())
+model = from_pretrained("this repository or folder", {{ class_name }}())
 ```
 """
 
@@ -96,7 +96,8 @@ class TicketHubMixin(  # type: ignore[call-arg]
 
     def generate_model_card(self, *args: Any, **fields: Any) -> ModelCard:
         """The card, with the numbers of the ticket."""
-        return _card(self, self._hub_mixin_info.model_card_data, None, **fields)
+        info = self._hub_mixin_info
+        return _card(self, info.model_card_data, None, info.model_card_template, **fields)
 
     def _save_pretrained(self, save_directory: Path) -> None:
         assert isinstance(self, nn.Module)
@@ -144,12 +145,17 @@ def _find_ticket(source: str | os.PathLike[str], **download: Any) -> Path:
 
 
 @torch.no_grad()
-def _card(model: Any, data: ModelCardData, metrics: Mapping[str, Any] | None, **fields: Any) -> ModelCard:
+def _card(
+    model: Any, data: ModelCardData, metrics: Mapping[str, Any] | None, template: str = _CARD, **fields: Any
+) -> ModelCard:
     found = summary(model)
     lines = [f"- {found.kept:,} of {found.total:,} weights kept"]
     lines += [f"- {name}: {value}" for name, value in (metrics or {}).items()]
-    class_name = type(model).__name__
     existing = any(layer.parametrization.is_existing for layer in masked_layers(model).values())
-    fields = {"origin": "the weights of a model that you load first" if existing else "random weights", **fields}
-    fields = {"name": class_name, "class_name": class_name, "numbers": "\n".join(lines), **fields}
-    return ModelCard.from_template(data, template_str=_CARD, **fields)
+    usual = {
+        "name": type(model).__name__,
+        "class_name": type(model).__name__,
+        "origin": "the weights of a model that you load first" if existing else "random weights",
+        "numbers": "\n".join(lines),
+    }
+    return ModelCard.from_template(data, template_str=template, **usual | fields)
