@@ -57,11 +57,6 @@ def test_erk_in_a_model():
     assert kept(iterand.prune_(model, 0.8, allocation="erk")) == {"0.weight": 34, "1.weight": 186}
 
 
-def test_an_unknown_allocation_is_refused():
-    with pytest.raises(ValueError, match="allocation is 'ekr'; it must be one of uniform, erk"):
-        sparsity.allocate({"a": (3, 4)}, 0.5, "ekr")
-
-
 @given(sizes=st.lists(st.integers(1, 100), min_size=1, max_size=20), share=st.floats(0, 1))
 def test_layers_ranked_together_split_the_exact_count(sizes, share):
     shares = sparsity.split_kept(sizes, share)

@@ -31,8 +31,6 @@ def allocate(
     ``uniform``: the same everywhere (the paper). ``erk``: Erdős-Rényi-Kernel (Evci et al., 2020), density in
     proportion to Σ dims / Π dims, so that small layers keep more; a layer that would keep more than all is dense.
     """
-    if allocation not in ALLOCATIONS:
-        raise ValueError(f"allocation is {allocation!r}; it must be one of {', '.join(ALLOCATIONS)}")
     if allocation == "uniform":
         return dict.fromkeys(shapes, sparsity)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
