@@ -40,7 +40,7 @@ def run(*arguments, code=0):
 
 
 class TestStatus:
-    def test_table(self, tmp_path, published):
+    def test_table(self, published):
         lines = {line.split()[0]: line for line in run("status").stdout.splitlines()}
         assert "yes" in lines["digits"]
         assert "yes" in lines["cifar10"]
@@ -95,7 +95,7 @@ class TestFetch:
         for name in ARCHIVES:
             monkeypatch.setitem(ARCHIVES, name, Archive(f"http://127.0.0.1:1/{name}.tar.gz", "0" * 32))
 
-    def test_offline(self, tmp_path):
+    def test_offline(self):
         with pytest.raises(
             DataError, match=r"cannot reach 127\.0\.0\.1 .* download http://127\.0\.0\.1:1/cifar10\.tar\.gz"
         ):
@@ -151,7 +151,7 @@ class TestCheck:
         result = run("check", "imdb", code=1)
         assert f"{tmp_path / 'aclImdb_v1.tar.gz'} differs from the published file (MD5 7c2a" in result.stderr
 
-    def test_what_is_not_there(self, tmp_path):
+    def test_what_is_not_there(self):
         assert "imdb is not in" in run("check", "imdb", code=1).stderr
         assert run("check").stdout == "digits: 1,797 images\n"
 

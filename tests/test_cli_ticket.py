@@ -301,7 +301,7 @@ def test_export_says_what_cannot_be_written(cli, file, to):
     assert found == (1, "", "error: cannot write a.ticket/b/c: Not a directory\n")
 
 
-def test_the_ticket_itself_is_not_overwritten(cli, file, tmp_path):
+def test_the_ticket_itself_is_not_overwritten(cli, file):
     before = file.read_bytes()
     found = cli("export", file, "--format", "safetensors", "-o", file)
     assert found == (1, "", f"error: -o {file} is the ticket itself; choose another name\n")

@@ -251,7 +251,7 @@ class TestPickles:
         array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4).copy(order=order)
         assert np.array_equal(load_arrays(pickle.dumps({b"x": array}, protocol=2), "it")[b"x"], array)
 
-    def test_every_way_of_cutting_one_short_is_an_error(self, records):
+    def test_every_way_of_cutting_one_short_is_an_error(self):
         whole = pickle.dumps({b"labels": [1, 2], b"data": np.zeros((2, 5), np.uint8)}, protocol=2)
         for length in range(len(whole)):
             with pytest.raises(DataError):

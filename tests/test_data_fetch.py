@@ -204,7 +204,7 @@ def test_not_enough_room(server, tmp_path, progress, monkeypatch):
     assert names(tmp_path) == []
 
 
-def test_the_disk_fills_up(server, tmp_path, monkeypatch):
+def test_the_disk_fills_up(server, tmp_path):
     def full(done, total):
         if done > 600_000:
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -156,7 +156,7 @@ class TestBrokenImages:
 
 
 class TestProcesses:
-    def test_a_killed_worker_is_an_error_and_the_next_reader_gets_others(self, tree, paths):
+    def test_a_killed_worker_is_an_error_and_the_next_reader_gets_others(self, tree):
         data = load_data("imagenet", CPU, tree, workers=2)
         reader = data.train.batches(torch.arange(100).repeat(50), 10)
         next(reader)

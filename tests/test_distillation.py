@@ -15,17 +15,13 @@ from iterand.lab.experiments.library import find_recipe, pin
 from iterand.lab.networks import build_network
 from iterand.lab.training import loop, recipe_file
 from iterand.lab.training.folder import RunFolder
-from iterand.lab.training.recipe import Recipe, TrainingRecipe
+from iterand.lab.training.recipe import TrainingRecipe
 from iterand.lab.training.run import check_run, evaluate_run, run
 from iterand.lab.training.session import Session
 from iterand.lab.training.steps import EagerStep, Teacher, loss, training_loss
+from test_training import small
 
 CPU = torch.device("cpu")
-
-
-def small(*settings):
-    base = ["epochs=2", "width_factor=0.25", "batch_size=300", "period=2", "learning_rate.initial=0.5"]
-    return recipe_file.override(Recipe(name="small"), [*base, *settings])
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ from test_inference_c import (
     sparse_,
     wide,
 )
+from test_inference_compiled import network
 
 pytestmark = pytest.mark.skipif(not COMPILERS, reason="needs gcc or clang")
 
@@ -224,29 +225,23 @@ def test_a_sample_that_is_not_finite_is_refused(number):
 @pytest.fixture(scope="module")
 def ticket(tmp_path_factory):
     torch.manual_seed(0)
-    model = iterand.prune_(small(), 0.7, weights="signed_constant")
+    model = iterand.prune_(network(), 0.7, weights="signed_constant")
     model(torch.randn(16, 3, 8, 8))
     path = tmp_path_factory.mktemp("ticket") / "mine.ticket"
     iterand.save_ticket(model.eval(), path)
     return path
 
 
-def small():
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 5)
-    )
-
-
 def test_compile_ticket(ticket):
     sample = sample_for((3, 8, 8), 64)
-    run = iterand.compile_ticket(ticket, small(), activations="int8", sample=sample)
-    exact = iterand.compile_ticket(ticket, small(), input_shape=(3, 8, 8))
+    run = iterand.compile_ticket(ticket, network(), activations="int8", sample=sample)
+    exact = iterand.compile_ticket(ticket, network(), input_shape=(3, 8, 8))
     assert (run.input_shape, run.output_shape, run.is_compiled) == ((3, 8, 8), (5,), True)
     outputs, expected = run(sample), exact(sample)
     assert not torch.equal(outputs, expected)
     assert (outputs - expected).abs().max() < 0.03 * expected.abs().max()
     assert torch.equal(
-        iterand.compile_ticket(ticket, small(), activations="int8", sample=sample.numpy())(sample), outputs
+        iterand.compile_ticket(ticket, network(), activations="int8", sample=sample.numpy())(sample), outputs
     )
 
 
@@ -281,11 +276,11 @@ def test_compile_ticket(ticket):
 )
 def test_wrong_arguments_are_refused(arguments, message, ticket):
     with pytest.raises(ValueError, match=re.escape(message)):
-        iterand.compile_ticket(ticket, small(), **arguments)
+        iterand.compile_ticket(ticket, network(), **arguments)
 
 
 def test_export(ticket, tmp_path):
-    model = iterand.load_ticket(ticket, small())
+    model = iterand.load_ticket(ticket, network())
     floats = export_c(model, sample_for((3, 8, 8)), tmp_path / "float32")
     done = export_c(model, sample_for((3, 8, 8)), tmp_path / "int8", activations="int8")
     assert 0 < done.difference < 0.05

@@ -721,7 +721,7 @@ def test_a_bernoulli_mask_has_no_schedule():
         iterand.SparsitySchedule(pruned(mask="bernoulli"), steps=10)
 
 
-def test_numbers_of_coats_may_come_from_numpy(tmp_path):
+def test_numbers_of_coats_may_come_from_numpy():
     model = pruned(mask="multicoat", coats=np.int64(3))
     assert iterand.masked_layers(model)["0.weight"].parametrization.coats == 3
     pruned(mask="multicoat", coats=3).load_state_dict(model.state_dict())

@@ -190,7 +190,7 @@ def test_work_is_bounded_by_the_size_of_the_file(whole, tmp_path):
     assert f"coins to be tossed; the limit for its size is {limit}" in refused(edited(whole, edit), tmp_path)
 
 
-def test_many_layers_that_share_a_long_history_take_no_time(tmp_path):
+def test_many_layers_that_share_a_long_history_take_no_time():
     """A hundred thousand runs of rounds, shared by a thousand layers of one weight that was never redrawn."""
     model = iterand.prune_(nn.Sequential(*(nn.Linear(1, 1, bias=False) for _ in range(1000))), 0.0)
     data = save.ticket_bytes(model)
@@ -335,7 +335,7 @@ def test_counts_that_all_layers_share_are_limited(tmp_path):
     assert f"its layers have 13107200 counts in {len(data)} bytes; the limit is" in refused(data, tmp_path)
 
 
-def test_runs_without_end_are_refused_soon(monkeypatch, tmp_path):
+def test_runs_without_end_are_refused_soon(monkeypatch):
     """A symbol that continues a run costs hardly a bit, so a short stream could hold millions of them."""
     size, symbols = (1 << 22) - 10, []
     model = codec.Model([size - 1, 1])

@@ -84,7 +84,7 @@ class TestLightning:
 
         return Module, trainer
 
-    def test_equals_the_plain_loop(self, make, tmp_path):
+    def test_equals_the_plain_loop(self, make):
         from iterand.integrations.lightning import IteRand
 
         Module, trainer = make

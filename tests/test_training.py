@@ -220,7 +220,7 @@ def test_norms_that_are_kept_are_trained_and_nothing_else_beside_the_scores():
     assert names == ["layer.parametrizations.weight.0.score", "norm.weight", "norm.bias"]
 
 
-def test_methods_differ_in_what_they_do(tmp_path):
+def test_methods_differ_in_what_they_do():
     data = load_data("digits", CPU)
 
     def prepared(method):
