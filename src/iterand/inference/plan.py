@@ -54,6 +54,8 @@ class Gathering:
     taps read, there is a plane for each column of the kernel instead.
     """
 
+    of_kernel: bool
+    """Whether there is a plane for each column of the kernel."""
     columns: int
     column: int
     """The distance of the first columns of planes."""
@@ -180,11 +182,12 @@ def _gathering(node: Convolution, layouts: dict[str, Layout]) -> Gathering:
     rows = out.height + steps[-1] // node.stride[0]
     across = [column * node.dilation[1] for column in range(width)]
     needed = out.width + across[-1] // node.stride[1]
-    if needed <= out.row:
-        columns, column = 1 + max(step % node.stride[1] for step in across), 1
-    else:
+    of_kernel = needed > out.row
+    if of_kernel:
         columns, column, needed = width, node.dilation[1], out.width
-    return Gathering(columns, column, needed, remainders, rows, out.row, planes(node.inputs[0])[0])
+    else:
+        columns, column = 1 + max(step % node.stride[1] for step in across), 1
+    return Gathering(of_kernel, columns, column, needed, remainders, rows, out.row, planes(node.inputs[0])[0])
 
 
 def taps(node: Convolution | Linear, plan: Plan) -> tuple[list[int], int]:
@@ -202,9 +205,7 @@ def taps(node: Convolution | Linear, plan: Plan) -> tuple[list[int], int]:
         return [at.first + (y * dy - py) * at.row + x * dx - px for y, x in kernel], at.plane
     found = []
     for y, x in kernel:
-        column, further = (
-            (x, 0) if gathered.column > 1 or gathered.columns > stride_x else divmod(x * dx, stride_x)[::-1]
-        )
+        further, column = (0, x) if gathered.of_kernel else divmod(x * dx, stride_x)
         plane = column * gathered.remainders + y * dy % stride
         found.append(plane * gathered.plane + y * dy // stride * gathered.row + further)
     return found, gathered.columns * gathered.remainders * gathered.plane
