@@ -130,10 +130,10 @@ def test_the_table_of_fine_tuning(monkeypatch, tmp_path):
         record = {"benchmark": "fine-tuning" if method != "other" else "other", "settings": settings, "bytes": count}
         record |= {"test_accuracy": accuracy, "validation_accuracy": 90 + rate, "switch_ms": 11.5, "environment": {}}
         (tmp_path / f"{number}.json").write_text(json.dumps(record))
-    *_, lora, mask = measured.fine_tuning()
+    *_, lora, mask = measured.TABLES["fine-tuning"]()
     assert lora == "| LoRA, rank 4 | 89.50 | 664.0 kB | 0.002 | 11.50 |  |"  # better on validation, not on test
     assert mask == "| mask, p = 0.2 | 90.50 ± 0.71 | 958.1 kB | 0.001 | 11.50 |  |"
-    assert "n = 1 to 2" in measured.fine_tuning()[0]
+    assert "n = 1 to 2" in measured.TABLES["fine-tuning"]()[0]
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ INFERENCE_TITLES = {
 }  # fmt: skip
 
 
-def inference(record: str = "inference-cpu.json") -> Lines:
+def inference(record: str) -> Lines:
     """Tickets as machine code beside onnxruntime and torch."""
     found = _rows(record, "inference", "network", "batch", "threads", "runtime")
     runtimes = ("iterand", "iterand-int8", "onnxruntime", "onnxruntime-int8", "torch")
@@ -160,11 +160,6 @@ def inference(record: str = "inference-cpu.json") -> Lines:
     head = ["", "million additions", "float32", "int8", "onnxruntime", "onnxruntime, int8", "torch"]
     head += ["speedup, float32", "speedup, float32, 32", "speedup, int8", "speedup, int8, 32"]
     return [*conditions(read_json(record), what), *markdown(head, rows)]
-
-
-def inference_arm() -> Lines:
-    """The same on an ARM processor."""
-    return inference("inference-arm.json")
 
 
 def inference_accuracy() -> Lines:
@@ -624,7 +619,8 @@ def fine_tuning_runs(benchmark: str) -> dict[str, list[Mapping[str, Any]]]:
     return groups
 
 
-def _fine_tuning(benchmark: str, what: str) -> Lines:
+def fine_tuning(benchmark: str, what: str) -> Lines:
+    """Masks beside other ways of fine-tuning."""
     groups = fine_tuning_runs(benchmark)
     rows, counts = [], set()
     for label, records in groups.items():
@@ -645,16 +641,6 @@ def _fine_tuning(benchmark: str, what: str) -> Lines:
     caption += f"{environment.get('torch')}; switching on one core of a CPU.*"
     head = ["", "test accuracy (%)", "file", "learning rate", "switch (ms)", "switch, cached (ms)"]
     return [caption, "", *markdown(head, rows)]
-
-
-def fine_tuning() -> Lines:
-    """Masks of MiniLM beside other ways of fine-tuning."""
-    return _fine_tuning("fine-tuning", "MiniLM (22 million parameters) on the film reviews of IMDB")
-
-
-def fine_tuning_images() -> Lines:
-    """Masks of a ResNet18 beside other ways of fine-tuning."""
-    return _fine_tuning("fine-tuning-images", "ResNet18 of CIFAR-10 on a small folder of images")
 
 
 def task_switch() -> Lines:
@@ -679,13 +665,13 @@ def task_switch() -> Lines:
 
 TABLES: dict[str, Callable[[], Lines]] = {
     "task-switch": task_switch,
-    "fine-tuning": fine_tuning,
-    "fine-tuning-images": fine_tuning_images,
+    "fine-tuning": lambda: fine_tuning("fine-tuning", "MiniLM (22 million parameters) on the film reviews of IMDB"),
+    "fine-tuning-images": lambda: fine_tuning("fine-tuning-images", "ResNet18 of CIFAR-10 on a small folder of images"),
     "benchmarks": benchmarks,
     "engine-step": engine_step,
     "engine-loop": engine_loop,
-    "inference": inference,
-    "inference-arm": inference_arm,
+    "inference": lambda: inference("inference-cpu.json"),
+    "inference-arm": lambda: inference("inference-arm.json"),
     "inference-accuracy": inference_accuracy,
     "microcontroller": microcontroller,
     "engine-cut": engine_cut,
