@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from iterand.lab.experiments.local import Event, Task
     from iterand.lab.experiments.sweep import CellResult, Engine
 
-_MEASURES = {
-    "test_accuracy": ("test accuracy", "%"),
-    "last_validation_accuracy": ("validation accuracy", "%"),
-    "seconds": ("training time", "s"),
-}
 _OWN_COLUMNS = ("trained", "test accuracy (%)", "weights kept", "float32", "ticket")
 _RANDOMIZATION = "a randomization (ms)"
 _STATES = ("pending", "running", "done", "failed")
@@ -225,17 +220,19 @@ def _duration(minutes: float) -> str:
 
 
 def _table(experiment: "Experiment", cells: list["CellResult"], scale: str) -> Table:
+    from iterand.lab.report.assembly import measure
+
     table = Table(title=experiment.title, title_justify="left", box=box.SIMPLE)
     if scale != "full":
         table.caption = f"{scale}: a dry run, the numbers mean nothing"
-    measured, unit = _MEASURES[experiment.measure]
+    measured = measure(experiment).title
     rows = [cell.summary() for cell in cells]
     columns = list(_OWN_COLUMNS)
     if not experiment.where and scale == "full":
         counts = sorted({row["n"] for row in rows if row["n"]})
         table.caption = f"mean ± standard deviation, n = {' to '.join(map(str, counts[:1] + counts[1:][-1:]))}"
     if experiment.where:  # cells of the paper
-        columns = [f"{measured} ({unit})", "n", "paper", "ticket", _RANDOMIZATION]
+        columns = [measured, "n", "paper", "ticket", _RANDOMIZATION]
         if not any(row["paper"] for row in rows):
             columns.remove("paper")
         if experiment.measure != "seconds":
@@ -250,7 +247,7 @@ def _table(experiment: "Experiment", cells: list["CellResult"], scale: str) -> T
         milliseconds = row["randomization_milliseconds"]
         texts = {
             "trained": "yes" if row["trains_weights"] else "never",
-            f"{measured} ({unit})": plus_minus(row["mean"], row["std"]),
+            measured: plus_minus(row["mean"], row["std"]),
             "n": str(row["n"]),
             _RANDOMIZATION: f"{milliseconds:.2f}" if milliseconds else "—",
             "paper": plus_minus(row["paper"]["mean"], row["paper"]["std"]) if row["paper"] else "",
