@@ -180,6 +180,47 @@ def test_a_model_that_gives_more_than_a_tensor_is_refused(saved, tmp_path):
         exporter.export_onnx(saved[0], nn.LSTM(4, 4), (torch.randn(2, 3, 4, requires_grad=True),), tmp_path / "a.onnx")
 
 
+class Detector(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.body = nn.BatchNorm1d(4), nn.Linear(4, 6)
+
+    def forward(self, inputs):
+        return {"boxes": self.body(self.norm(inputs)), "features": inputs}
+
+
+class Boxes(nn.Module):
+    def __init__(self, detector):
+        super().__init__()
+        self.weight, self.detector = nn.Parameter(torch.ones(6)), detector
+
+    def forward(self, inputs):
+        return self.detector(inputs)["boxes"] * self.weight
+
+
+def test_a_wrapper_of_the_loaded_model_is_exported(tmp_path):
+    path = tmp_path / "a.ticket"
+    iterand.save_ticket(iterand.prune_(Detector(), 0.5, weights="signed_constant"), path)
+    detector = iterand.load_ticket(path, Detector())
+    inputs = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="the model gives a dict; wrap it in a module that gives one tensor"):
+        exporter.export_onnx(path, detector, inputs, tmp_path / "a.onnx")
+    done = exporter.export_onnx(path, Boxes(detector), inputs, tmp_path / "a.onnx")
+    assert done.whole_numbers == ("body.weight",)
+    (found,) = onnxruntime.InferenceSession(tmp_path / "a.onnx").run(None, {"inputs": inputs.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), detector.eval()(inputs)["boxes"].detach())
+    with pytest.raises(IterandError, match=r"the network's 'body\.weight' is not as in the ticket"):
+        exporter.export_onnx(path, Boxes(Detector()), inputs, tmp_path / "a.onnx")
+
+
+@pytest.mark.parametrize("weights", ["signed_constant", "existing"])
+def test_a_wrapper_may_have_tensors_of_the_same_name(weights, tmp_path):
+    path, base = tmp_path / "a.ticket", nn.Linear(4, 6)
+    iterand.save_ticket(iterand.prune_(copy.deepcopy(base), 0.5, weights=weights), path)
+    wrapper = nn.Sequential(nn.BatchNorm1d(4), iterand.load_ticket(path, base))
+    exporter.export_onnx(path, wrapper, torch.randn(3, 4), tmp_path / "a.onnx")
+
+
 def test_wrong_arguments_and_missing_packages(saved, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="integers is 'int2'; it must be one of int4, int8"):
         exporter.export_onnx(*saved, (IMAGES,), tmp_path / "a.onnx", integers="int2")

@@ -59,7 +59,7 @@ def export_onnx(
 
     Args:
         ticket: The ticket of the network, or its file.
-        model: The network, from ``load_ticket``.
+        model: The network, from ``load_ticket``, or a module that wraps it.
         example: An example input, or several. The first dimension of each stays dynamic.
         path: The file to write.
         integers: ``"int4"``, or ``"int8"`` for runtimes without 4-bit integers.
@@ -78,10 +78,10 @@ def export_onnx(
     model = unwrap(model)
     with torch.autocast("cpu", enabled=False), evaluating(model):
         given = _outputs(model, example)
-        check_loaded(ticket, model)
+        start = check_loaded(ticket, model)
         floats = _exported(model, example)
         larger = _larger(model, example)
-    units = _units(ticket, model, {tensor.name for tensor in floats.graph.initializer}, _RANGES[integers])
+    units = _units(ticket, model, start, {tensor.name for tensor in floats.graph.initializer}, _RANGES[integers])
     tolerance = max(_TOLERANCE, 8 * torch.finfo(given.dtype).eps) if given.is_floating_point() else _TOLERANCE
     for multiply in (False, True):
         data = _in_integers(floats, units.values(), integers, multiply).SerializeToString()
@@ -126,17 +126,20 @@ def _agrees(data: bytes, given: Tensor, batch: tuple[Tensor, ...], tolerance: fl
 
 
 def _units(
-    ticket: Ticket, model: nn.Module, there: Set[str], limits: tuple[int, int]
+    ticket: Ticket, model: nn.Module, start: str, there: Set[str], limits: tuple[int, int]
 ) -> dict[str, tuple[str, float]]:  # fmt: skip
-    """The tensors to store as integers: the name in the export, which is one of several if it is tied, and the unit."""
+    """The tensors to store as integers: the name in the export, which is one of several if it is tied, and the unit.
+
+    ``start`` is what the names of the ticket's tensors begin with in the model.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found = {}
     for name, layer in ticket.layers.items():
         support = ticket.header.support(layer.header)
         if not support or layer.header.dtype != "F32" or layer.header.unit == 0:
             continue
-        tied = (other for other, parameter in parameters.items() if parameter is parameters.get(name))
-        known = next((one for one in (name, *tied) if one in there), None)
+        tied = (other for other, parameter in parameters.items() if parameter is parameters.get(start + name))
+        known = next((one for one in (start + name, *tied) if one in there), None)
         if known and limits[0] <= min(support) and max(support) <= limits[1]:
             found[name] = known, layer.header.unit
     return found

@@ -97,15 +97,32 @@ def check_fits(ticket: Ticket, model: nn.Module) -> None:
             raise TicketError(f"{kind} has {name!r}, which it does not hold; is it a ticket of another model?")
 
 
-def check_loaded(ticket: Ticket, model: nn.Module) -> None:
-    """Refuse a network whose masked tensors are not those of the ticket; of a base, whose masks are not."""
+def check_loaded(ticket: Ticket, model: nn.Module) -> str:
+    """Refuse a network whose masked tensors are not those of the ticket; of a base, whose masks are not.
+
+    The network may be a part of the model, which a wrapper is. Returns what the names of its tensors begin with there.
+    """
     root = unwrap(model)
     if masked_layers(root):
         raise ValueError("the model is masked; inference takes an ordinary one, from load_ticket or fold_")
-    state = {name: tensor.cpu() for name, tensor in root.state_dict().items() if name in ticket.layers}
+    state = {name: tensor for name, tensor in root.state_dict().items() if isinstance(tensor, Tensor)}
+    first = next(iter(ticket.layers))
+    for start in (name.removesuffix(first) for name in state if f".{name}".endswith(f".{first}")):
+        if _difference(ticket, state, start) is None:
+            return start
+    different = _difference(ticket, state, "")
+    raise IterandError(f"the network's {different!r} is not as in the ticket; load the ticket with load_ticket")
+
+
+def _difference(ticket: Ticket, state: dict[str, Tensor], start: str) -> str | None:
+    """The first masked tensor of the ticket that a state dict does not have under its name after ``start``."""
     for name, layer in ticket.layers.items():
-        if name not in state or not torch.equal(state[name], layer.weight(base=state[name]).to(state[name].dtype)):
-            raise IterandError(f"the network's {name!r} is not as in the ticket; load the ticket with load_ticket")
+        held = state.get(start + name)
+        if held is None or held.shape != layer.header.shape:
+            return name
+        if not torch.equal(held.cpu(), layer.weight(base=held).to(held.dtype)):
+            return name
+    return None
 
 
 def _build_network(ticket: Ticket) -> nn.Module:
