@@ -167,6 +167,28 @@ def test_a_forward_that_takes_any_number_of_inputs(tmp_path):
         exporter.export_onnx(tmp_path / "a.ticket", plain, tuple(torch.randn(count, 2, 3)), tmp_path / "a.onnx")
 
 
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.attention = nn.Embedding(20, 16), nn.MultiheadAttention(16, 4, batch_first=True)
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 3)
+
+    def forward(self, words):
+        found = self.words(words)
+        return self.head(self.norm(found + self.attention(found, found, found)[0])).mean(1)
+
+
+def test_one_input_is_enough_for_attention(tmp_path):
+    path, words = tmp_path / "a.ticket", torch.arange(15).view(3, 5)
+    iterand.save_ticket(iterand.prune_(Reader(), 0.5, weights="signed_constant"), path)
+    plain = iterand.load_ticket(path, Reader()).eval()
+    exporter.export_onnx(path, plain, words[:1], tmp_path / "a.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "a.onnx")
+    for batch in (words, words[:1]):
+        (found,) = session.run(None, {"words": batch.numpy()})
+        torch.testing.assert_close(torch.from_numpy(found), plain(batch).detach())
+
+
 def test_inputs_that_do_not_fit_are_refused_in_one_sentence(saved, tmp_path):
     with pytest.raises(IterandError, match=r"Sequential does not run on one input of shape \(1, 8, 8\): ") as caught:
         exporter.export_onnx(*saved, (torch.zeros(2, 1, 8, 8),), tmp_path / "a.onnx")

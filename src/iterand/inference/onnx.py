@@ -79,8 +79,11 @@ def export_onnx(
     with torch.autocast("cpu", enabled=False), evaluating(model):
         given = _outputs(model, example)
         start = check_loaded(ticket, model)
-        floats = _exported(model, example)
         larger = _larger(model, example)
+        if larger is not None and len(example[0]) == 1:  # torch may take a size of one for a constant
+            given, example = larger
+            larger = _larger(model, example)
+        floats = _exported(model, example)
     units = _units(ticket, model, start, {tensor.name for tensor in floats.graph.initializer}, _RANGES[integers])
     tolerance = max(_TOLERANCE, 8 * torch.finfo(given.dtype).eps) if given.is_floating_point() else _TOLERANCE
     for multiply in (False, True):
