@@ -24,7 +24,7 @@ from iterand.inference.plan import make_plan
 TICKETS = Path(__file__).parents[1] / "results" / "tickets"
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
 NATIVE = "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native"
-WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"]
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror"]
 pytestmark = pytest.mark.skipif(not COMPILERS, reason="needs gcc or clang")
 
 

@@ -126,7 +126,10 @@ class CompiledNetwork:
 
     def _outputs(self, inputs: NDArray[Any]) -> NDArray[np.float32]:
         if inputs.dtype.kind != "f":
-            raise ValueError(f"inputs are {inputs.dtype}; they must be floating-point numbers, prepared as in training")
+            raise ValueError(
+                f"inputs are {inputs.dtype}; they must be floating-point numbers, prepared as in training (C has no "
+                "embeddings)"
+            )
         if inputs.ndim < 2:
             raise ValueError(f"inputs have shape {inputs.shape}; they must be a batch, with the examples first")
         if self._run is None:

@@ -47,7 +47,7 @@ struct finishing {
 #define ZERO(i) vector sum_##i = {0};
 #define ADD(i) sum_##i += LOAD(from + (i) * VL);
 #define SUBTRACT(i) sum_##i -= LOAD(from + (i) * VL);
-#define MULTIPLY(i) sum_##i += weight * LOAD(from + (i) * VL);
+#define MULTIPLY(i) sum_##i += factor * LOAD(from + (i) * VL);
 #define SCALE(i) sum_##i = sum_##i * scale + shift;
 #define RESIDUAL(i) sum_##i += LOAD(residual + (i) * VL);
 #define RELU(i) sum_##i = POSITIVE(sum_##i);
@@ -90,8 +90,8 @@ struct finishing {
         const float *weights = b->weights;                                           \
         REPEAT_##FULL(ZERO) vector sum_last = {0};                                   \
         for (; offset < end; offset++) {                                             \
-            const float *from = b->in + *offset, weight = *weights++;                \
-            REPEAT_##FULL(MULTIPLY) sum_last += weight * LOAD(from + last);          \
+            const float *from = b->in + *offset, factor = *weights++;                \
+            REPEAT_##FULL(MULTIPLY) sum_last += factor * LOAD(from + last);          \
         }                                                                            \
         FINISH(FULL)                                                                 \
     }
