@@ -29,7 +29,7 @@ SIZES = {
     "large": (4, 4, 1),
     "imdb": (6, 6, 5),
     "best": (25, 13, 3),
-    "few-labels": (8, 0, 3),
+    "few-labels": (10, 0, 3),
     "long": (2, 0, 3),
     "ablation": (22, 0, 3),
     "gain": (30, 0, 3),
