@@ -75,16 +75,15 @@ def as_the_paper_does(data: Digits, sparsity: float, seed: int, epochs: int) -> 
 
 def as_we_do(data: Digits, sparsity: float, seed: int, epochs: int) -> nn.Module:
     """IteRand with the recommended settings (docs/guides/recommended.md); no weight is trained here either."""
-    steps = epochs * len(data)
     model = iterand.prune_(network(), sparsity, preset="recommended", seed=seed)
-    optimizer = torch.optim.SGD(iterand.scores(model), lr=0.5, momentum=0.9, weight_decay=4 / steps)
+    optimizer = torch.optim.SGD(iterand.scores(model), lr=0.5, momentum=0.9, weight_decay=0.05 / len(data))
     loop(
         model,
         data,
         optimizer,
         epochs,
         iterand.IterativeRandomization(model, period=50, rate=1.0, candidates="negative", redrawn_scores="follow"),
-        iterand.SparsitySchedule(model, "cubic", steps=steps // 2),
+        iterand.SparsitySchedule(model, "cubic", steps=epochs * len(data) // 2),
     )
     update_bn(data, model)
     return model

@@ -31,10 +31,9 @@ def digits() -> tuple[TensorDataset, Tensor, Tensor]:
 
 def search(model: nn.Module, loader: DataLoader[tuple[Tensor, ...]], sparsity: float, epochs: int) -> None:
     """Prune the model and train its scores."""
-    steps = epochs * len(loader)
     iterand.prune_(model, sparsity, preset="recommended")
-    steppers = iterand.recommended_steppers(model, steps=steps)
-    optimizer = torch.optim.SGD(iterand.scores(model), lr=0.5, momentum=0.9, weight_decay=min(4 / steps, 0.01))
+    steppers = iterand.recommended_steppers(model, steps=epochs * len(loader))
+    optimizer = torch.optim.SGD(iterand.scores(model), lr=0.5, momentum=0.9, weight_decay=0.05 / len(loader))
     rate = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     for _ in range(epochs):
         for images, labels in loader:

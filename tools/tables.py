@@ -683,10 +683,8 @@ def own_model() -> Lines:
             row += [plus_minus(summary.mean, summary.std), size(sum(way["bytes"]) / len(way["bytes"]))]
         rows.append(row)
     text = "*Test accuracy in % and size of the file on scikit-learn's digits, 60 epochs; mean ± standard "
-    text += "deviation, n = 3 "
-    text += (
-        "(seeds 0-2); one core of a Neoverse-N1, float32; `OMP_NUM_THREADS=1 python examples/own_model.py --sparsity 0.5`.*"
-    )
+    text += "deviation, n = 3 (seeds 0-2); one core of a Neoverse-N1, float32; "
+    text += "`OMP_NUM_THREADS=1 python examples/own_model.py --sparsity 0.5`.*"
     head = ["", *(entry for share in shares for entry in (f"p = {share}", "size"))]
     return [text, "", *markdown(head, rows)]
 
