@@ -507,9 +507,9 @@ def few_labels() -> Lines:
             "" if is_dense else ticket_bytes(cell),
         ])  # fmt: skip
     what = (
-        "CIFAR-10 with 4,500 training images, test accuracy in %, 100 epochs; gap to dense SGD, with a chosen weight "
+        "CIFAR-10 with 4,500 training images, test accuracy in %, 100 epochs; gap to dense SGD ± its standard error, "
     )
-    what += "decay if that of the row is, ± its standard error; ticket of the last seed"
+    what += "to that with a chosen weight decay where the row has one; ticket of the last seed"
     head = ["", "test", "gap", "ticket"]
     return [*caption(what, found, 3, "iterand reproduce few-labels"), *markdown(head, rows)]
 
