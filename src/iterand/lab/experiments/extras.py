@@ -64,7 +64,8 @@ def digits() -> Experiment:
 def best() -> Experiment:
     """The recommended recipes at cells of the paper's tables, beside dense SGD and IMP on the same data."""
     cells = [_cell(network, "dense SGD", find_recipe(f"best-{base}-sgd"), 0.0) for network, base in DENSE.items()]
-    cells.append(_cell("ResNet18", "IteRand", find_recipe("best-resnet18", ["sparsity=0.9"]), 0.9))
+    number = find_number("sparsity", {"network": "ResNet18", "method": "IteRand (SC)", "sparsity": 0.9})
+    cells.append(_cell("ResNet18", "IteRand", find_recipe("best-resnet18", ["sparsity=0.9"]), 0.9, number))
     for network, base in CIFAR10.items():
         number = find_number("figure2", {"network": network, "method": "IteRand (SC)", "width": 1.0})
         recipe = find_recipe(f"best-{base}")
