@@ -3,7 +3,7 @@
 A pair of layers with constants c_1 and c_2 computes w·x by counting: every kept hidden neuron adds ±c_1·c_2 to the
 slope for x > 0 or to the slope for x < 0. So slopes are whole multiples of the *step* s = c_1·c_2, and a weight w
 needs ``units(w, s)`` neurons on each side. A redraw can only turn a sign: one of R draws has a given sign with
-probability 1 − 2^−R. ``rounds`` is R, as in ``bounds.py``. ``docs/explanation/theory.md`` has the proofs.
+probability 1 − 2^−R. ``rounds`` is R, as in ``bounds.py``. ``docs/explanation/theory-signed.md`` has the proofs.
 """
 
 import math

@@ -3,7 +3,7 @@
 L layers count in base h. On each side of x every hidden layer has copies of one number p, which the next layer adds
 up h at a time, and a sum y, to which it adds a digit from 0 to h times p. Slopes are whole multiples of the step s, the
 product of all L constants, from 0 to h + h² + … + h^(L−1). L = 2 is the counting of ``signed.py``. ``rounds`` is R, as
-in ``bounds.py``. ``docs/explanation/theory.md`` has the proofs.
+in ``bounds.py``. ``docs/explanation/theory-signed.md`` has the proofs.
 """
 
 import math
