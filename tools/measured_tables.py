@@ -53,16 +53,11 @@ def benchmarks() -> Lines:
         if record.get("format") != "iterand benchmark 1":
             continue
         for name, result in record["benchmarks"].items():
-            lines += [f"### {name}: {machine(record['environment'])} (`{path.name}`)", ""]
+            lines += [f"## {name}: {machine(record['environment'])} (`{path.name}`)", ""]
             lines += conditions(record, "Median (10th–90th percentile)")
             lines += [*_bench(result["rows"]), "", *(f"- {note}" for note in result["notes"]), ""]
         if record["targets"]:
-            lines += [
-                f"### targets: {machine(record['environment'])} (`{path.name}`)",
-                "",
-                *_bench(record["targets"]),
-                "",
-            ]
+            lines += [f"### Targets (`{path.name}`)", "", *_bench(record["targets"]), ""]
     return lines[:-1]
 
 
