@@ -280,12 +280,12 @@ class TestCodeRunsAsPrinted:
                 assert cli(*found)[::2] == (0, ""), command
                 assert (folder / command[-1]).exists()
 
-    def test_data_sets(self, folder, cli, monkeypatch):
+    def test_own_images(self, folder, cli, monkeypatch):
         """With its recipe and network, trained before the blocks are run."""
         pytest.importorskip("sklearn", reason="the lab is not installed")
         from made_up_data import write_image_folder
 
-        page = text(DOCS / "guides" / "data.md")
+        page = text(DOCS / "guides" / "own-images.md")
         write_image_folder(folder / "photos", {"train": 8, "test": 2}, ("daisy", "rose", "tulip"))
         (recipe,) = re.findall(r"^```toml\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE)
         (network,) = (block for block in blocks(page) if "def build" in block)
@@ -296,17 +296,20 @@ class TestCodeRunsAsPrinted:
             code, _, err = cli(*command.split()[1:], *small)
             assert (code, err) == (0, "")
         monkeypatch.syspath_prepend(folder)
-        names = run("guides/data.md", ["sklearn"])
+        names = run("guides/own-images.md")
         monkeypatch.delitem(sys.modules, "flower_network")
         assert iterand.read_ticket("runs/flowers/model.ticket").layers
         assert names["network"](torch.zeros(1, 3, 64, 64)).shape == (1, 3)
+
+    def test_data_sets(self):
+        names = run("guides/data.md", ["sklearn"])
         assert len(names["data"].test) == 400
         assert names["batch"].inputs[0].shape[0] == 100
 
     def test_all_other_pages(self):
         above = {
             "index.md", "tutorial/first-ticket.md", "tutorial/your-model.md", "tutorial/deploying.md",
-            "guides/recommended.md", "guides/export.md", "guides/data.md", "guides/trainers.md",
+            "guides/recommended.md", "guides/export.md", "guides/data.md", "guides/own-images.md", "guides/trainers.md",
             "guides/inference.md", "guides/kinds.md", "guides/pretrained.md",
         }  # fmt: skip
         with_code = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md") if blocks(text(page))}
