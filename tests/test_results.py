@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 RECORDS = RESULTS / "records"
 RUNS = sorted(path for path in RECORDS.rglob("*.json") if path.parent.name != "benchmarks")
-REPRODUCE, BEYOND = "docs/guides/reproduce.md", "docs/explanation/beyond.md"
+REPRODUCTION, BEYOND = "docs/explanation/reproduction.md", "docs/explanation/beyond.md"
 NOTES = "results/notes/2026-11-before.md"
 
 
@@ -169,7 +169,7 @@ def test_the_rows_of_figure_2():
 
 
 def test_the_rows_of_film_reviews():
-    lines, notes = rows(REPRODUCE), rows(NOTES)
+    lines, notes = rows(REPRODUCTION), rows(NOTES)
     (outcome,) = (outcome for outcome in tables.report().outcomes if outcome.experiment.name == "imdb")
     records = [json.loads(path.read_text()) for path in RECORDS.glob("exploration/*lstm*.json")]
     closed = [record for record in records if "forget_bias" not in record["recipe"]["network"]]  # made before it was
@@ -202,7 +202,7 @@ def test_the_best_epochs_of_film_reviews():
 
 
 def test_the_rows_of_word_vectors():
-    lines = rows(REPRODUCE)
+    lines = rows(REPRODUCTION)
     runs = json.loads((RECORDS / "benchmarks" / "word-vectors.json").read_text())["runs"]
     groups = {}
     for run in runs:
@@ -231,7 +231,7 @@ def test_what_a_narrow_conv6_comes_to_with_one_setting_changed():
         "learning rate 0.25": lambda recipe: recipe["learning_rate"]["initial"] == 0.25,
         "learning rate 0.2": lambda recipe: recipe["learning_rate"]["initial"] == 0.2,
     }
-    page = (ROOT / REPRODUCE).read_text().partition("<!-- table: narrow-conv6 -->")[2].partition("<!-- end -->")[0]
+    page = (ROOT / REPRODUCTION).read_text().partition("<!-- table: narrow-conv6 -->")[2].partition("<!-- end -->")[0]
     table = [[entry.strip() for entry in line.split("|")] for line in rows_of(page.splitlines())]
     found = {}
     for path in RECORDS.glob("exploration/conv6-*.json"):
@@ -251,7 +251,7 @@ def test_what_a_narrow_conv6_comes_to_with_one_setting_changed():
 
 def test_what_conv6_comes_to_with_one_setting_changed():
     """At p = 0.9, where our runs are below the paper."""
-    lines = rows(REPRODUCE)
+    lines = rows(REPRODUCTION)
     records = [json.loads(path.read_text()) for path in RECORDS.glob("exploration/conv6-*.json")]
     methods = [record["recipe"]["method"] for record in records]
     kinds = [(method["sparsity"], method.get("mask", "binary")) for method in methods]
@@ -266,7 +266,7 @@ def test_what_conv6_comes_to_with_one_setting_changed():
 
 @pytest.mark.parametrize(("name", "symbol"), [("sparsity", "p"), ("imp", "p"), ("width", "ρ")])
 def test_the_tables_with_a_column_for_each_value(name, symbol):
-    lines = rows(REPRODUCE)
+    lines = rows(REPRODUCTION)
     own = cells(name, 1)
     shares = sorted({cell.axes[-1][1] for cell in find_experiment(name).cells})
     header = lines.index(f"|  | {' | '.join(f'{symbol} = {share:g}' for share in shares)} |")
@@ -291,7 +291,7 @@ def test_the_columns_of_the_overviews():
     lines = rows_of(tables.digits())
     for cell in cells("digits"):
         assert any(line.startswith(f"| {cell.cell.label} |") and said(cell) in line for line in lines)
-    lines = rows(REPRODUCE)
+    lines = rows(REPRODUCTION)
     for cell in cells("figure2"):
         place = dict(cell.cell.axes)
         header = next(number for number, line in enumerate(lines) if line.startswith(f"| {place['network']} | ρ"))
@@ -316,7 +316,7 @@ def test_what_the_pages_conclude():
     assert [cell.summary.mean > cell.cell.paper.mean for cell in cells("best") if cell.cell.paper] == [True] * 13
     found = {tuple(dict(cell.cell.axes).values()): cell for cell in cells("figure2", least=1)}
     apart = {place: cell for place, cell in found.items() if abs(cell.comparison.difference) >= 0.5}
-    assert f"{len(found) - len(apart)} of these {len(found)} cells are within 0.5" in (ROOT / REPRODUCE).read_text()
+    assert f"{len(found) - len(apart)} of these {len(found)} cells are within 0.5" in (ROOT / REPRODUCTION).read_text()
     assert [width for _, _, width in apart] == [0.25] * 4
     assert all(cell.comparison.difference > 0 for cell in apart.values())
     for (network, method, width), ours in found.items():

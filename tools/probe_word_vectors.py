@@ -1,4 +1,4 @@
-"""Film reviews with pretrained word vectors (docs/guides/reproduce.md): do the paper's numbers rest on them?
+"""Film reviews with pretrained word vectors (docs/explanation/reproduction.md): do the paper's numbers rest on them?
 
 Run from the repository: python tools/probe_word_vectors.py DATA_DIR VECTORS METHOD SEED FILE [WORDS]. VECTORS is a
 text file of GloVe's form (a word and its 100 numbers a line, as in glove.6B.100d.txt); words that it does not have are
