@@ -42,7 +42,12 @@ def conditions(record: Mapping[str, Any], what: str) -> Lines:
     triton = f", Triton {environment['triton']}" if "triton" in environment else ""
     versions = f"torch {environment['torch']}{triton}"
     commit = f", commit {environment['commit'][:7]}" if environment.get("commit") else ""
-    return [f"*{what}; {machine(environment)}, {versions}{commit}; `{environment['command']}`.*", ""]
+    return [f"*{what}; {machine(environment)}, {versions}{commit}; `{_short(environment['command'])}`.*", ""]
+
+
+def _short(command: str) -> str:
+    """A command without the names of many tickets, which are in the record."""
+    return re.sub(r"( --network)? [\w-]+\.ticket(?:(?: --network)? [\w-]+\.ticket){2,}", r"\1 TICKET …", command)
 
 
 def benchmarks() -> Lines:
@@ -149,11 +154,10 @@ def inference(record: str) -> Lines:
         additions = f"{own['kept'] / 1e6:.1f} of {own['operations'] / 1e6:.0f}"
         rows.append([title, additions, *(f"{time:.3f}" for time in times), *(f"{ratio:.1f}" for ratio in ratios)])
     what = "Milliseconds of one image on one core, trained tickets, median of 15 rounds in which all take turns; "
-    what += (
-        "onnxruntime and torch run the dense network; speedup over onnxruntime (float32), with one image and with 32"
-    )
+    what += "float32 and int8: compiled tickets; onnxruntime and torch: the dense network; "
+    what += "speedups over onnxruntime in float32, with one image and with a batch of 32"
     head = ["", "million additions", "float32", "int8", "onnxruntime", "onnxruntime, int8", "torch"]
-    head += ["speedup, float32", "speedup, float32, 32", "speedup, int8", "speedup, int8, 32"]
+    head += ["speedup, float32", "float32, batch of 32", "speedup, int8", "int8, batch of 32"]
     return [*conditions(read_json(record), what), *markdown(head, rows)]
 
 
