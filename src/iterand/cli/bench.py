@@ -1,4 +1,4 @@
-"""``iterand bench``: how fast training and its parts are on this machine."""
+"""``iterand bench``: the speed of training, tickets and inference on this machine."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,28 +56,28 @@ def bench(
         typer.Option(
             min=1,
             max=_MOST,
-            help="For step, loop, augment, epoch and inference: examples per step (128; inference: 1 and 32).",
+            help="For step, loop, augment, epoch and inference: examples per step (default: 128; inference: 1 and 32).",
         ),
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(help="For step and epoch: float32 or bfloat16 (as in the recipe; on a CPU float32)."),
+        typer.Option(help="For step and epoch: float32 or bfloat16 (default: that of the recipe; on a CPU float32)."),
     ] = None,
     size: Annotated[
         list[int] | None, typer.Option(min=1, max=_MOST, help="For select: number of scores; repeatable.")
     ] = None,
     examples: Annotated[
         int | None,
-        typer.Option(min=1, max=_MOST, help="For augment and epoch: number of examples (all; on a CPU few)."),
+        typer.Option(min=1, max=_MOST, help="For augment and epoch: number of examples (default: all; on a CPU few)."),
     ] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Measurements of each.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="How many times each is measured.")] = None,
     device: Annotated[
         str, typer.Option(help="auto, cpu, cuda or cuda:N; ticket, tasks and inference are measured on a CPU.")
     ] = "auto",
     data_dir: Annotated[Path | None, typer.Option(help="For epoch: folder of the data sets.")] = None,
     json: Json = False,
 ) -> None:
-    """Measure how fast training and its parts are on this machine."""
+    """Measure the speed of training, tickets and inference on this machine."""
     from iterand.lab.benchmarks import catalog
     from iterand.lab.benchmarks.table import FAILED, Options
     from iterand.lab.training.environment import choose_device

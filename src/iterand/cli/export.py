@@ -72,12 +72,14 @@ def export(
             "-o",
             "--output",
             callback=named,
-            help="File to write (FILE with the suffix of the format); for C, a folder.",
+            help="File to write; for C, a folder (default: FILE with the suffix of the format).",
         ),
     ] = None,
     input_shape: Annotated[
         str | None,
-        typer.Option(metavar="1,3,32,32", help="For ONNX and C: shape of an input (that of the recipe's data)."),
+        typer.Option(
+            metavar="1,3,32,32", help="For ONNX and C: shape of an input (default: that of the recipe's data)."
+        ),
     ] = None,
     integers: Annotated[
         Integers | None,
@@ -89,12 +91,16 @@ def export(
     ] = None,
     sample: Annotated[
         Path | None,
-        typer.Option(metavar="FILE.npy", help="For int8: a batch of inputs (images that the recipe validates with)."),
+        typer.Option(
+            metavar="FILE.npy",
+            help="For --activations int8: a batch of inputs (default: validation images of the recipe).",
+        ),
     ] = None,
     weights: Annotated[
         Weights | None,
         typer.Option(
-            help="For C: a byte for a kept weight, or the coded masks and signs of the ticket (default: offsets)."
+            help="For C: offsets, a byte for each kept weight; or ticket, masks and signs coded as in the ticket "
+            "(default: offsets)."
         ),
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="For ONNX and C: folder of the data sets.")] = None,

@@ -9,7 +9,9 @@ import typer
 
 DATA_VARIABLE = "ITERAND_DATA"
 
-DataDir = Annotated[Path | None, typer.Option(help=f"Folder of the data sets (${DATA_VARIABLE}, else ./data).")]
+DataDir = Annotated[
+    Path | None, typer.Option(help=f"Folder of the data sets (default: ${DATA_VARIABLE}, else ./data).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 BENCHMARKS = ("step", "loop", "select", "randomize", "augment", "epoch", "ticket", "tasks", "inference")

@@ -32,7 +32,7 @@ def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with run folders or records.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="File to write; - is stdout (report.html; md and json: -)."),
+        typer.Option("--output", "-o", help="File to write; - is stdout (default: report.html; for md and json -)."),
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="A web page, Markdown tables, or JSON.")] = Format.HTML,
     profile: Annotated[

@@ -66,8 +66,10 @@ def reproduce(
         str,
         typer.Option(help="full, or tiny for a dry run on a CPU.", autocompletion=options.completing(options.SCALES)),
     ] = "full",
-    seeds: Annotated[int | None, typer.Option(min=1, help="Runs per cell (as in the paper).")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time (GPU: 1; CPU: one per core).")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs per cell (default: as many as in the paper).")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time (default: 1 on a GPU, one per core on a CPU).")
+    ] = None,
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
     address: Annotated[
         str | None,
@@ -77,7 +79,7 @@ def reproduce(
         ),
     ] = None,
     gpus_per_run: Annotated[
-        float | None, typer.Option(help="With Ray: share of a GPU per run (1, less if --jobs needs it).")
+        float | None, typer.Option(help="With Ray: share of a GPU per run (default: 1, or less if --jobs needs it).")
     ] = None,
     folder: Annotated[Path, typer.Option("--out", callback=options.named, help="Folder of the runs.")] = Path("runs"),
     device: Device = "auto",
@@ -86,7 +88,7 @@ def reproduce(
     graph: Graph = True,
     json: Json = False,
 ) -> None:
-    """Run the experiments of the paper. Complete runs are not repeated, and interrupted ones resume."""
+    """Run the experiments of the paper, and ours. Complete runs are not repeated, and interrupted ones resume."""
     if experiment is not None and everything:
         raise ValueError(f"--all runs every experiment, and {experiment!r} is one of them; give one of the two")
     from iterand.lab.experiments.catalog import experiment_names, find_experiment

@@ -42,7 +42,8 @@ def train(
     ] = "digits",
     settings: Settings = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", callback=options.named, help="Folder of the run (runs/NAME-DIGEST).")
+        Path | None,
+        typer.Option("--out", callback=options.named, help="Folder of the run (default: runs/NAME-DIGEST)."),
     ] = None,
     device: Device = "auto",
     data_dir: DataDir = None,
