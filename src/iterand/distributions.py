@@ -23,7 +23,7 @@ from iterand.philox import Key, Words
 
 @dataclass(frozen=True)
 class Distribution:
-    """One distribution: ``weight = levels(words) · unit(fan_in)``."""
+    """A distribution of random weights: ``weight = levels(words) · unit(fan_in)``, with whole numbers as levels."""
 
     name: str
     levels: Callable[[Words], Tensor]
@@ -102,7 +102,21 @@ MAGNITUDES: tuple[str, ...] = get_args(MagnitudeScores)
 
 
 def register_distribution(distribution: Distribution) -> None:
-    """Make a custom distribution available by its name."""
+    """Make a distribution of your own available by its name.
+
+    Register it in every program that uses it, before ``prune_`` or ``load_ticket``. Weights of four levels:
+
+    ```python
+    four = iterand.Distribution(
+        "four_levels",
+        levels=lambda words: (words[0] >> 30) * 2 - 3,  # -3, -1, 1 or 3, from the two highest of 32 random bits
+        unit=lambda fan_in: math.sqrt(2 / (5 * fan_in)),  # the mean square of these levels is 5
+        support=(-3, -1, 1, 3),
+    )
+    iterand.register_distribution(four)
+    iterand.prune_(model, sparsity=0.5, weights="four_levels")
+    ```
+    """
     if not isinstance(distribution, Distribution):
         raise ValueError(f"distribution is {shown(distribution)}; it must be an iterand.Distribution")
     if distribution.name in _REGISTRY or distribution.name in (EXISTING, *MAGNITUDES):

@@ -28,7 +28,7 @@ class TicketError(IterandError):
 
 
 class UnmaskedWarning(UserWarning):
-    """Parameters of a model are neither masked nor frozen, and nobody asked for that."""
+    """Parameters of a model are neither masked nor frozen, although no argument asks for that."""
 
 
 class NotEnoughMemoryError(IterandError):

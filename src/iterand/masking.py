@@ -70,31 +70,34 @@ def prune_(
 ) -> Model:
     """Fill a model with random weights and mask them by trainable scores (Algorithm 1, line 1), in place.
 
-    With ``weights="existing"`` the weights that the model has are masked instead, and never change. Everything that is
-    not masked keeps its value and is frozen, but for what ``trainable`` names.
+    Weights of linear, convolution, embedding, recurrent and attention layers are masked; an embedding's padding row
+    stays zero. Afterwards only the scores, and parameters that were left alone, take gradients. An
+    ``UnmaskedWarning`` names those that were left alone although no argument names them.
 
-    Weights of linear, convolution, embedding, recurrent and attention layers are masked; afterwards only the scores,
-    and what was left alone, take gradients. An ``UnmaskedWarning`` names what was left alone unasked. An embedding's
-    padding row stays zero. A model that is refused is left as it was.
+    With ``weights="existing"`` the weights that the model has are masked instead, and never change. Everything that is
+    not masked keeps its value and is frozen, except what ``trainable`` names.
+
+    If an argument is refused, the model is left as it was.
 
     Args:
         model: Any module.
         sparsity: p, the share of weights pruned; or a mapping from patterns to it, or to ``"dense"``, that covers every
             layer. A mapping ranks each layer by itself, so it goes with neither ``ranking="global"``, ``floor`` nor
             ``allocation``; to take single layers out of a global ranking, give one sparsity and ``overrides``.
-        preset: Where ``weights``, ``gain``, ``ranking`` and ``norms`` come from if they are not given. ``"paper"``:
-            ``"kaiming_uniform"``, 1, ``"layer"``, ``"fixed"``. ``"recommended"``: ``"signed_constant"``; for a model
-            with norms ``"global"``, and ``"shifted"`` if a norm has a shift; for one without them a gain of
-            (1 − p)^(−1/4). ``recommended_steppers`` goes with it, and existing weights do not.
+        preset: The defaults of ``weights``, ``gain``, ``ranking`` and ``norms``. ``"paper"``: ``"kaiming_uniform"``, 1,
+            ``"layer"`` and ``"fixed"``. ``"recommended"``: ``"signed_constant"``, and for a model with normalization
+            layers ``"global"``, and ``"shifted"`` if one of them has a shift; for a model without them a gain of
+            (1 − p)^(−1/4). Use it with ``recommended_steppers``, and not with existing weights.
         weights: D_param, the distribution of the weights: ``"kaiming_uniform"`` (between ±√(6 / fan_in)),
             ``"kaiming_normal"``, ``"signed_constant"`` (±√(2 / fan_in) with equal chances), ``"uniform"`` (between ±1)
             or one of your own; or ``"existing"``.
-        gain: What the weights are multiplied by. Above 1 it helps a model without norms, in which pruning makes
-            activations smaller in every layer.
-        scores: D_score, the distribution of the initial scores. For existing weights ``"magnitude_rank"`` (the default)
-            or ``"magnitude"``: their magnitudes, as ranks up to 0.1 or as they are; the first mask keeps the largest.
-        seed: With a tensor's qualified name and an index, all that a weight depends on. Give different seeds to parts
-            of a model that are pruned separately: layers of the same name would get the same weights and scores.
+        gain: A factor of the random weights. Above 1 it helps a model without normalization layers, in which pruning
+            makes activations smaller from layer to layer.
+        scores: D_score, the distribution of the initial scores: ``"kaiming_uniform"`` if not given. For existing
+            weights ``"magnitude_rank"`` (the default) or ``"magnitude"``: their magnitudes, as ranks from 0 to 0.1 or
+            as they are, so the first mask keeps the largest weights.
+        seed: Decides weights and scores, together with the names of the tensors. Give different seeds to parts of a
+            model that are pruned separately: layers of the same name would get the same weights and scores.
         ranking: ``"layer"``: scores compete within their tensor; ``"global"``: over the whole network.
         rank_by: ``"score"``: the raw score; ``"magnitude"``: its absolute value.
         mask: What a weight is multiplied by, from its score: ``"binary"`` masks of {0, 1} as in the paper;
@@ -121,7 +124,7 @@ def prune_(
         norms: ``"fixed"``: batch norm made non-affine, the affine part of other norms frozen at one and zero;
             ``"shifted"``: the same, but what a norm adds is random and masked like a weight, so convert norms to
             ``SyncBatchNorm`` first; ``"keep"``: left as they are. Layer scales are frozen at one with the norms.
-        strict: Refuse a model of which parameters would be left alone unasked, instead of warning.
+        strict: Raise an error where an ``UnmaskedWarning`` would be given.
     """
     if preset not in get_args(Preset):
         raise ValueError(f"preset is {preset!r}; it must be one of {', '.join(get_args(Preset))}")
@@ -219,7 +222,7 @@ def _shapes(owners: Iterable[Owner]) -> dict[str, tuple[int, ...]]:
 
 
 def left_alone(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of the parameters that ``prune_`` left alone unasked."""
+    """The names and shapes of the parameters that ``prune_`` left alone although no argument names them."""
     shapes: dict[str, tuple[int, ...]] = getattr(unwrap(model), _LEFT_ALONE, {})
     return shapes
 

@@ -64,7 +64,7 @@ class Summary:
 
     @property
     def bits(self) -> float:
-        """Entropy of all layers."""
+        """Entropy of all layers in bits: about what a ticket needs for them."""
         return sum(layer.bits for layer in self.layers)
 
     @property

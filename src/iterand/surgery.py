@@ -152,12 +152,12 @@ class MaskedLayer:
 
     @property
     def score(self) -> nn.Parameter:
-        """s."""
+        """s, the scores: a parameter."""
         return self.parametrization.score
 
     @property
     def draw(self) -> Tensor:
-        """The round in which each weight was drawn last; 0 for the initial weights."""
+        """The round of randomization in which each weight was last redrawn; 0 for initial weights."""
         return self.parametrization.draw
 
 

@@ -90,7 +90,7 @@ def compile_ticket(
 
 
 class CompiledNetwork:
-    """What ``compile_ticket`` returns."""
+    """The network of a ticket as machine code, from ``compile_ticket``; call it with a batch of inputs."""
 
     def __init__(
         self, model: nn.Module, threads: int, input_shape: tuple[int, ...] | None, sample: Tensor | None = None
@@ -101,10 +101,11 @@ class CompiledNetwork:
         self._sample = sample
         self._run: Library | FoldedModule | None = None
         self.input_shape = input_shape
-        """Of one input; None until it is known."""
+        """The shape of one input, without the batch; None until it is known."""
         self.output_shape: tuple[int, ...] | None = None
+        """The shape of one output, without the batch; None until the network is built."""
         self.difference: float | None = None
-        """With int8: the largest difference to the outputs in float32 for the sample, relative to the largest."""
+        """With int8: the largest difference to the outputs in float32 for the sample, relative to the largest one."""
         if input_shape is not None:
             self._build(input_shape)
 
@@ -113,11 +114,11 @@ class CompiledNetwork:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it is machine code, and not torch for lack of a compiler."""
+        """True for machine code; False before the first input, and where torch runs for lack of a compiler."""
         return isinstance(self._run, Library)
 
     def __call__(self, inputs: Array) -> Array:
-        """The outputs for a batch."""
+        """The outputs for a batch, as a NumPy array or a tensor, like the inputs."""
         if isinstance(inputs, Tensor):
             array = inputs.detach().cpu()
             array = array.float() if array.dtype == torch.bfloat16 else array  # which NumPy does not have

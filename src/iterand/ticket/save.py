@@ -48,9 +48,9 @@ def save_ticket(
 ) -> None:
     """Save a masked model as a ticket: one file of about one bit per weight.
 
-    Parameters without a mask are stored in full. An ``UnmaskedWarning`` names those that ``prune_`` left
-    alone unasked. Of a model with existing weights, a ticket holds masks, digests of the weights, and the tensors that
-    have changed, such as a trained head.
+    Parameters without a mask are stored in full. An ``UnmaskedWarning`` names those that ``prune_`` left alone
+    although no argument names them. Of a model with existing weights, a ticket holds masks, digests of the weights, and
+    the tensors that have changed, such as a trained head.
 
     Args:
         model: A model that ``prune_`` masked; wrapped, compiled, on any device.
