@@ -30,9 +30,11 @@ def main() -> None:
         else:
             axis.errorbar(*point[:2], point[2], fmt="s", color=GRAY, markersize=5)
         short = label.removeprefix("mask, p = ").removeprefix("LoRA, ")
-        above, place = kind == "mask", "right" if label == "all weights" else "center"
+        above = kind == "mask"
+        place = "right" if label in ("all weights", "LoRA, rank 2") else "center"
+        place = "left" if label in ("only a linear head", "mask, p = 0.3", "LoRA, rank 4") else place
         axis.annotate(
-            short, point[:2], xytext=(0, 7 if above else -14), textcoords="offset points", fontsize=7, ha=place
+            short, point[:2], xytext=(0, 7 if above else -15), textcoords="offset points", fontsize=9, ha=place
         )
     for (kind, points), colour in zip(lines.items(), (BLUE, ORANGE)):
         if points:
@@ -44,11 +46,11 @@ def main() -> None:
                 fmt="o-",
                 color=colour,
                 markersize=5,
-                label="mask, by p" if kind == "mask" else kind,
+                label="mask, with p" if kind == "mask" else kind,
             )
     axis.set_xscale("log")
     axis.margins(0.08, 0.1)
-    axis.set_xlabel("bytes of the file of the task")
+    axis.set_xlabel("bytes of the file of a task")
     axis.set_ylabel("test accuracy (%)")
     axis.grid(color="#e3e6ea", linewidth=0.7)
     axis.spines[["top", "right"]].set_visible(False)
