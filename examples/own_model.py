@@ -1,7 +1,7 @@
 """Your own network in your own loop: searched with the paper's and the recommended settings, and trained beside them.
 
 pip install scikit-learn
-python examples/own_model.py                  # scikit-learn's digits, a minute or two on a laptop
+python examples/own_model.py                  # scikit-learn's digits, a few minutes on a laptop
 python examples/own_model.py --sparsity 0.5 --json own-model.json
 """
 
