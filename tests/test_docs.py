@@ -64,6 +64,13 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target), f"{name(page)} links to {link}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_markdown_is_not_read_from_formulas(page):
+    """An underscore after a combining character begins emphasis, and a > at the beginning of a line a quotation."""
+    assert not re.findall(r"[\u0300-\u036f]_", prose(page))
+    assert not re.findall(r"^[^>\n]*[^>\s]\n> .*", prose(page), flags=re.MULTILINE)
+
+
 def test_anchors_are_those_of_github():
     assert {"one-run-on-many-gpus-or-machines", "failures"} <= anchors(DOCS / "guides" / "distributed.md")
 
