@@ -40,8 +40,9 @@ _RECIPE = """\
 <!-- Written by tools/reference.py from src/iterand/lab/training/recipe.py. -->
 
 A recipe is a TOML file with the settings of a run. Every key has a default. `iterand recipes` lists the recipes of the
-package, and `iterand recipes NAME` prints one in full. Change a key on the command line with its name, or with its last
-part where that is unique. `name` alone is the name of the run, not `method.name`:
+package, and `iterand recipes NAME` prints one with all its keys, except those for a teacher, your own images and your
+own network, if it has none. Change a key on the command line with its name, or with its last part where that is unique.
+`name` alone is the name of the run, not `method.name`:
 
 ```bash
 iterand train conv6 --set method.rate=0.2 --set epochs=50

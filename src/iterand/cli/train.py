@@ -144,7 +144,8 @@ def evaluate(
 
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(help="Recipe to print in full, or path of a .toml file.", autocompletion=_complete)
+        str | None,
+        typer.Argument(help="Recipe to print with its settings, or path of a .toml file.", autocompletion=_complete),
     ] = None,
     settings: Settings = None,
     data_dir: DataDir = None,
