@@ -423,9 +423,9 @@ def _of_paper(cell: CellOutcome) -> tuple[str, str]:
 
 
 def _best_in_bold(ours: CellOutcome, imp: CellOutcome | None) -> tuple[str, str]:
-    """Two accuracies, the higher one in bold; that of IMP, which may have no runs, is the second."""
+    """Two accuracies, the higher one in bold if both have runs; that of IMP is the second."""
     if imp is None or not (ours.summary and imp.summary):
-        return f"**{accuracy(ours, 3)}**", ""
+        return accuracy(ours, 3), ""
     first, second = accuracy(ours, 3), accuracy(imp, 3)
     return (f"**{first}**", second) if ours.summary.mean > imp.summary.mean else (first, f"**{second}**")
 
