@@ -11,7 +11,7 @@ import torch
 import iterand
 from crashing import StopAfter, outcome
 from iterand import memory
-from iterand.errors import CheckpointError, DataError, IterandError
+from iterand.errors import CheckpointError, DataError, IterandError, RecipeError
 from iterand.lab.data import load_data
 from iterand.lab.experiments.library import pin
 from iterand.lab.training import environment, loop, recipe_file
@@ -218,6 +218,25 @@ def test_norms_that_are_kept_are_trained_and_nothing_else_beside_the_scores():
     trained = {id(parameter) for parameter in prepare(model, small("norms=keep"), 10).parameters}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in trained]
     assert names == ["layer.parametrizations.weight.0.score", "norm.weight", "norm.bias"]
+
+
+@pytest.mark.parametrize("method", ["sgd", "imp"])
+def test_norms_can_stay_untrained_where_weights_are_trained(method):
+    model = Positioned()
+    settings = small(f"method.name={method}", "rounds=1", "train_norms=false")
+    trained = {id(parameter) for parameter in prepare(model, settings, 10).parameters}
+    names = [name for name, parameter in model.named_parameters() if id(parameter) in trained]
+    assert names == ["position", "layer.weight", "layer.bias"]
+    inputs = torch.tensor([[1.0, 2.0, 3.0, 4.0], [3.0, 2.0, 1.0, 8.0]])
+    normalized = torch.tensor([[-1.0, 0.0, 1.0, -1.0], [1.0, 0.0, -1.0, 1.0]])  # no scale, no shift
+    torch.testing.assert_close(model.norm(inputs), normalized, rtol=0, atol=1e-4)
+
+
+def test_untrained_norms_are_refused_where_they_mean_nothing():
+    with pytest.raises(RecipeError, match=r"method\.train_norms is for sgd and imp, but method\.name is 'iterand'"):
+        small("train_norms=false")
+    with pytest.raises(ValueError, match="train_norms is false, but the network has no norm that learns"):
+        prepare(torch.nn.Linear(4, 4), small("method.name=sgd", "train_norms=false"), 10)
 
 
 def test_methods_differ_in_what_they_do():

@@ -114,7 +114,7 @@ class _Network:
         recipe = session.recipe
         settings = recipe.training
         training = settings.precision, settings.channels_last
-        method = recipe.method.trains_weights, recipe.method.norms
+        method = recipe.method.trains_weights, recipe.method.norms, recipe.method.train_norms
         key = json.dumps((asdict(recipe.network), training, method, recipe.data.name, compile))
         if key not in cls._known:
             cls._known[key] = cls(recipe, skeleton(session.model), compile)

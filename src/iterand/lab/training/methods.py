@@ -15,8 +15,10 @@ from torch.optim import Optimizer
 from iterand import IterativeRandomization, ScoreFreezing, SparsitySchedule, maskable, prune_, scores
 from iterand.backend.reference import cut_together, keeps
 from iterand.errors import UnmaskedWarning
+from iterand.freezing import freeze_norms_
 from iterand.lab.networks.lstm import LSTMClassifier
 from iterand.lab.training.recipe import Recipe
+from iterand.maskable import Owner
 from iterand.masking import left_alone
 from iterand.planning import recommended_gain
 from iterand.randomization import Stepper
@@ -41,6 +43,11 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
     """Prepare a new network, in place, for the method of a recipe and this many iterations."""
     method: Any = recipe.method  # choices are checked when a recipe is read, so they need no types here
     if method.trains_weights:
+        if not method.train_norms:
+            affine = _norm_owners(model)
+            if not affine:
+                raise ValueError("method.train_norms is false, but the network has no norm that learns; leave it out")
+            freeze_norms_(affine)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if method.name == "sgd":
             return Prepared(parameters)
@@ -94,9 +101,14 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
         steppers.append(ScoreFreezing(model, method.freezing_period))
     parameters = scores(model)
     if method.norms == "keep":
-        norms = {id(one.parameter): one.parameter for one in maskable.owners(model) if one.kind in ("norm", "shift")}
+        norms = {id(one.parameter): one.parameter for one in _norm_owners(model)}
         parameters += [parameter for parameter in norms.values() if parameter.requires_grad]
     return Prepared(parameters, steppers)
+
+
+def _norm_owners(model: nn.Module) -> list[Owner]:
+    """The scales and shifts of the norms of a model."""
+    return [owner for owner in maskable.owners(model) if owner.kind in ("norm", "shift")]
 
 
 # Iterative magnitude pruning

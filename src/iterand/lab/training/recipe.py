@@ -151,8 +151,10 @@ class MethodRecipe:
     floor: float = _number(0.0, 0, 1)
     """With global ranking, the share of its weights that every layer keeps."""
     norms: str = _choice("fixed", "fixed", "shifted", "keep")
-    """What batch norms add to normalized values: nothing, a random bias that is masked like a weight, or what they
-    learn."""
+    """Of searches: what batch norms add to normalized values: nothing, a random bias that is masked like a weight, or
+    what they learn."""
+    train_norms: bool = True
+    """Of ``sgd`` and ``imp``: whether norms learn a scale and a shift, beside the weights."""
     sparsity_schedule: str = _choice("constant", *sparsities.SCHEDULES)
     """How the sparsity rises from 0 to its final value."""
     sparsity_schedule_share: float = _number(0.5, 1e-6, 1)
@@ -191,7 +193,11 @@ class MethodRecipe:
             self._check_mask()
 
     def _check_mask(self) -> None:
-        """Refuse what does not go with the kind of mask."""
+        """Refuse what does not go with a mask, or with its kind."""
+        if not self.train_norms:
+            raise RecipeError(
+                f"method.train_norms is for sgd and imp, but method.name is {self.name!r}; set method.norms instead"
+            )
         if self.mask == "multicoat" and self.coats == 1:
             raise RecipeError("method.mask is 'multicoat', but method.coats is 1; set it to the number of coats")
         if self.mask == "gem_miner" and self.score_distribution != "unit_uniform":
