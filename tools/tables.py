@@ -21,6 +21,7 @@ import measured_tables
 from measured_tables import ROOT, Lines, markdown, read_json
 
 from iterand.lab.experiments.experiment import PaperNumber, find_number
+from iterand.lab.experiments.extras import UNTRAINED_NORMS
 from iterand.lab.experiments.paper import CIFAR10, OPENLTH, SPARSITIES
 from iterand.lab.report.assembly import CellOutcome, Outcome, Record, Report, read_records, read_report
 from iterand.lab.report.formatting import Summary, compare, difference, machine, plus_minus, size, summarize
@@ -457,7 +458,7 @@ def tiny() -> Lines:
     return [text, "", *markdown(["", "statistics", "validation", "ticket"], rows, left=2)]
 
 
-PEERS = ("dense SGD", "IMP")  # methods of the experiment best that train weights
+PEERS = ("dense SGD", "dense SGD, norms untrained", "IMP")  # methods of the experiment best that train weights
 
 
 def best_peers() -> Lines:
@@ -478,6 +479,49 @@ def best_peers() -> Lines:
     what += f"rate and weight decay of dense SGD and IMP: {'; '.join(rates)}"
     head = ["", "search", "dense SGD", "gap", "IMP", "gap"]
     return [*caption(what, found, 3, "iterand reproduce best"), *markdown(head, rows)]
+
+
+def untrained_norms() -> Lines:
+    """Dense SGD with and without trained norms: short runs by validation accuracy, and whole ones."""
+    rows, found = [], []
+    for (network, _), whole in cells("best", method="dense SGD").items():
+        if network not in UNTRAINED_NORMS:
+            continue
+        usual = whole.cell.recipe
+        best: dict[tuple[int, bool], list[float]] = {}
+        for run in explored(usual.network.name):
+            recipe = run.recipe
+            settings = {"optimizer": recipe.optimizer, "learning_rate": recipe.learning_rate}
+            training = replace(usual.training, epochs=recipe.training.epochs)
+            method = replace(usual.method, train_norms=recipe.method.train_norms)
+            if recipe == replace(usual, **settings, training=training, method=method):
+                key = recipe.training.epochs, recipe.method.train_norms
+                best.setdefault(key, []).append(run.result["validation_accuracy"])
+        (epochs,) = {epochs for epochs, _ in best}
+        others = cells("best", network=network, method=PEERS[1]).get((0.0,))
+        short = [f"{max(best[epochs, trained]):.2f}" for trained in (True, False)]
+        rows.append([
+            str(network), str(epochs), *short, accuracy(whole, 3), accuracy(others, 3) if others else "",
+        ])  # fmt: skip
+        found += [whole, *([others] if others else [])]
+    what = "Dense SGD on CIFAR-10 whose norms learn a scale and a shift, or neither (untrained), accuracy in %; short: "
+    what += "validation, the best of six settings with one run each; whole: test, with the chosen settings"
+    head = ["", "epochs", "short", "short, untrained", "whole", "whole, untrained"]
+    return [*caption(what, found, 3, "iterand train best-resnet18-sgd --set train_norms=false"), *markdown(head, rows)]
+
+
+def untrained_norms_probe() -> Lines:
+    """The search beside dense SGD with and without trained norms, on 30,000 validation images."""
+    found: dict[tuple[str, str], list[float]] = {}
+    read = read_json("untrained-norms.json")
+    for run in read["runs"]:
+        _, _, decay = run["command"].partition("weight_decay=")
+        found.setdefault((run["label"], f"{float(decay.split()[0]):g}"), []).append(run["validation_accuracy"])
+    rows = [[label, decay, mean_of(values, 1)] for (label, decay), values in found.items()]
+    text = "*ResNet18 trained with 20,000 images of CIFAR-10 for 80 epochs, the search at p = 0.9, accuracy in % on "
+    text += "30,000 other training images, n = 1 (seed 0) unless a cell says otherwise; "
+    text += f"{machine(read['environment'])}, bfloat16; `tools/probe_untrained_norms.py`.*"
+    return [text, "", *markdown(["", "weight decay", "validation"], rows)]
 
 
 def _with_epochs(cell: CellOutcome | None) -> str:
@@ -763,6 +807,8 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "gain": gain,
     "long": long,
     "label-smoothing": label_smoothing,
+    "untrained-norms": untrained_norms,
+    "untrained-norms-probe": untrained_norms_probe,
     "ablation": ablation,
     "family": family,
     "claims": claims,

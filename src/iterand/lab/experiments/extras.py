@@ -14,6 +14,13 @@ DENSE = {"Conv6": "conv6", "ResNet18": "resnet18", "ResNet20": "resnet20", "VGG1
 PRUNED = {"ResNet20": (0.5, 0.9, 0.99), "VGG11": (0.5, 0.99)}
 """The sparsities at which iterative magnitude pruning is run with the data and the settings of dense SGD."""
 
+UNTRAINED_NORMS: dict[str, list[str]] = {
+    "ResNet18": [],
+    "ResNet20": [],
+    "VGG11": ["learning_rate.initial=0.05"],
+}
+"""The networks of which dense SGD is also run without trained norms, and what its settings then differ in."""
+
 _ANY_PRUNED = ["candidates=pruned", "redrawn_scores=stay", "rate=0.1"]
 WITHOUT = {
     "all of it": [],
@@ -64,6 +71,9 @@ def digits() -> Experiment:
 def best() -> Experiment:
     """The recommended recipes at cells of the paper's tables, beside dense SGD and IMP on the same data."""
     cells = [_cell(network, "dense SGD", find_recipe(f"best-{base}-sgd"), 0.0) for network, base in DENSE.items()]
+    for network, changes in UNTRAINED_NORMS.items():
+        recipe = find_recipe(f"best-{DENSE[network]}-sgd", ["train_norms=false", *changes])
+        cells.append(_cell(network, "dense SGD, norms untrained", recipe, 0.0))
     number = find_number("sparsity", {"network": "ResNet18", "method": "IteRand (SC)", "sparsity": 0.9})
     cells.append(_cell("ResNet18", "IteRand", find_recipe("best-resnet18", ["sparsity=0.9"]), 0.9, number))
     for network, base in CIFAR10.items():
