@@ -124,13 +124,14 @@ class TestEndToEnd:
             import torch
             from torch import nn
 
-            class small(nn.Sequential):
+            class small(nn.Module):
                 def __init__(self, classes, width):
-                    super().__init__(nn.Flatten(), nn.Linear(192, classes))
+                    super().__init__()
+                    self.layer = nn.Linear(192, classes)
                     self.shift = nn.Parameter(torch.ones(1, classes))
 
                 def forward(self, images):
-                    return super().forward(images) + self.shift
+                    return self.layer(images.flatten(1)) + self.shift
             """)
         )
         code, _, err = cli("train", "my.toml", "--out", "run")
@@ -138,9 +139,21 @@ class TestEndToEnd:
         said = "the network has 3 parameters in shift (1×3), neither masked nor trained: they stay as they are built"
         assert err.startswith(f"warning: {said}")
         assert err.count("shift") == err.count("warning") == 1
-        assert "include" not in err
+        assert "name them in method.include to mask them" in err
         stored = iterand.read_ticket(project / "run" / "model.ticket").other_tensors()
         assert stored["shift"].tolist() == [[1, 1, 1]]
+
+        code, _, err = cli("train", "my.toml", "--out", "masked", "--set", "include=['*']")
+        assert (code, err.count("warning")) == (0, 0)
+        ticket = iterand.read_ticket(project / "masked" / "model.ticket")
+        assert sorted(ticket.layers) == ["layer.weight", "shift"]
+        code, _, err = cli("train", "my.toml", "--out", "excluded", "--set", "exclude=['shift']")
+        assert (code, err.count("warning")) == (0, 0)
+        stored = iterand.read_ticket(project / "excluded" / "model.ticket").other_tensors()
+        assert stored["shift"].tolist() == [[1, 1, 1]]
+        code, _, err = cli("train", "my.toml", "--out", "refused", "--set", "include=['shft']")
+        assert code == 1
+        assert "include pattern 'shft' matches nothing that can be masked; did you mean 'shift'?" in err
 
     def test_a_broken_run_ends_like_an_unbroken_one(self, project, monkeypatch):
         recipe, code = own(project / "my.toml")

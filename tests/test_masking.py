@@ -326,6 +326,19 @@ def test_a_model_that_cannot_be_masked_is_refused_and_left_as_it_was(made, sente
     assert type(model) is before
 
 
+@pytest.mark.parametrize("container", [nn.Sequential(nn.Linear(4, 4)), nn.ModuleList(), nn.ModuleDict()])
+def test_a_parameter_of_a_container_is_refused(container):
+    """A parametrization is a module of its owner, and a container runs, or counts, all of these."""
+    container.register_parameter("position", nn.Parameter(torch.ones(3, 4)))
+    model = nn.ModuleDict({"part": container, "head": nn.Linear(4, 2)})
+    sentence = f"'part.position' is a parameter of a {type(container).__name__}, which would take its mask for one of"
+    with pytest.raises(ValueError, match=sentence):
+        iterand.prune_(model, 0.5, include="*")
+    assert iterand.masked_layers(model) == {}
+    iterand.prune_(model, 0.5, include="*", exclude="part.position")
+    assert iterand.masked_layers(model)
+
+
 @torch.inference_mode()
 def test_pruning_in_inference_mode_is_refused():
     with pytest.raises(ValueError, match=r"made under torch\.inference_mode cannot be trained; call prune_ outside"):

@@ -21,6 +21,8 @@ from reporting import as_record, install, recipe, tiny, widths, write, write_run
 
 OTHER_VALUES = {
     "method.share": ("a", "b"),
+    "method.include": ("a", "b"),
+    "method.exclude": ("a", "b"),
     "method.weight_distribution": "signed_constant",
     "method.score_distribution": "signed_constant",
     "data.name": "cifar10",

@@ -404,3 +404,9 @@ def _refuse_unfit(owner: Owner) -> None:
         raise ValueError(f"{owner.name!r} was made under torch.inference_mode, so nothing can be written to it")
     if any(step == 0 and size > 1 for step, size in zip(owner.parameter.stride(), owner.parameter.shape)):
         raise ValueError(f"{owner.name!r} is expanded, so its weights share memory; give it a copy with clone()")
+    if isinstance(owner.module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        container = next(kind for kind in type(owner.module).__mro__ if kind.__module__.startswith("torch."))
+        raise ValueError(
+            f"{owner.name!r} is a parameter of a {container.__name__}, which would take its mask for one of its modules; "
+            "exclude it, or make it a parameter of another module"
+        )

@@ -68,6 +68,8 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
             coats=method.coats,
             binarize=method.binarize,
             share=method.share,
+            include=method.include or None,
+            exclude=method.exclude,
             allocation=method.allocation,
             floor=method.floor,
             norms=method.norms,
@@ -75,8 +77,8 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
     if unmasked := left_alone(model):
         warnings.warn(
             f"the network has {maskable.list_tensors(unmasked)}, neither masked nor trained: they stay as they are "
-            "built, and a ticket stores them in full; in a network of your own, make them weights of layers such as "
-            "nn.Linear and nn.Embedding, which are masked, or buffers",
+            "built, and a ticket stores them in full; name them in method.include to mask them ('*' names everything), "
+            "or in method.exclude",
             UnmaskedWarning,
             stacklevel=2,
         )
