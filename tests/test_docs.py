@@ -336,6 +336,17 @@ def test_every_public_name_is_in_the_api_reference():
     assert sorted(listed) == sorted(iterand.__all__)
 
 
+def test_inherited_members_are_in_the_api_reference():
+    """The site leaves members of a base class out without a warning, unless they are listed as inherited."""
+    listed = r"^::: iterand\.(\w+)\n    options:\n      members: \[(.*)\]\n(?:      inherited_members: \[(.*)\])?"
+    found = re.findall(listed, text(DOCS / "reference" / "api.md"), flags=re.MULTILINE)
+    assert {"IterativeRandomization", "SparsitySchedule", "ScoreFreezing", "Ticket"} <= {name for name, *_ in found}
+    for name, members, inherited in found:
+        owner = getattr(iterand, name)
+        expected = [each for each in members.split(", ") if hasattr(owner, each) and each not in vars(owner)]
+        assert expected == [each for each in inherited.split(", ") if each], name
+
+
 @pytest.fixture(scope="module")
 def reference():
     """tools/reference.py, which writes two pages."""

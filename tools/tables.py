@@ -215,7 +215,7 @@ def narrow_conv6() -> Lines:
         "learning rate 0.2 (the paper's text)": lambda run: run.recipe.learning_rate.initial == 0.2,
         "learning rate 0.25": lambda run: run.recipe.learning_rate.initial == 0.25,
         "the last, smaller batch of an epoch is used": lambda run: not run.recipe.data.drop_last,
-        "pixels normalised by the statistics of CIFAR-10": lambda run: run.recipe.data.normalization == "cifar10",
+        "pixels normalized by the statistics of CIFAR-10": lambda run: run.recipe.data.normalization == "cifar10",
         "scores from Kaiming normal": lambda run: run.recipe.method.score_distribution == "kaiming_normal",
     }
     methods = {
