@@ -347,6 +347,14 @@ def test_the_example_may_have_any_strides(tmp_path):
     assert export_c(model, images, tmp_path / "out", activations="int8").difference < 0.1
 
 
+def test_an_example_that_is_not_finite_is_refused(tmp_path):
+    example = torch.ones(2, 4)
+    example[1, 2] = float("nan")
+    with pytest.raises(ValueError, match=r"^example has NaN or infinity; give inputs prepared as in training$"):
+        export_c(nn.Linear(4, 3), example, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("activations", ["float32", "int8"])
 def test_wrong_outputs_are_not_written(activations, tmp_path, monkeypatch):
     monkeypatch.setattr(export.Library, "__call__", lambda self, batch, threads: np.zeros((len(batch), 2), np.float32))

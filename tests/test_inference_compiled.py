@@ -1,5 +1,6 @@
 """``compile_ticket``: outputs, threads, the cache and what it refuses to load, and life without a compiler."""
 
+import contextlib
 import copy
 import errno
 import logging
@@ -158,6 +159,37 @@ def test_a_library_that_is_not_as_it_was_built_is_built_again(harm, ticket, expe
 
 
 @needs_compiler
+def test_a_library_that_another_process_built_meanwhile_stays(ticket, expected, tmp_path, monkeypatch):
+    """It may be between its check and its loading."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    build, found = compiled.build, []
+
+    def late(source, compiler, folder):
+        if not found:
+            found.append(None)
+            iterand.compile_ticket(ticket, network(), input_shape=SHAPE)
+            found[0] = library(tmp_path / "iterand" / "compiled").stat()
+        return build(source, compiler, folder)
+
+    monkeypatch.setattr(compiled, "build", late)
+    monkeypatch.setattr(compiled, "_TRACING", contextlib.nullcontext())
+    torch.testing.assert_close(iterand.compile_ticket(ticket, network())(expected[0]), expected[1])
+    now = library(tmp_path / "iterand" / "compiled").stat()
+    assert (now.st_ino, now.st_mtime_ns) == (found[0].st_ino, found[0].st_mtime_ns)
+
+
+@needs_compiler
+def test_a_cache_whose_files_cannot_be_executed_is_named(ticket, cache, monkeypatch):
+    def refused(path):
+        raise OSError(f"{path}: failed to map segment from shared object")
+
+    monkeypatch.setattr("iterand.inference.compiled.ctypes.CDLL", refused)
+    sentence = re.escape(f"cannot load the network: {library(cache)}: failed") + ".*; set XDG_CACHE_HOME and TMPDIR"
+    with pytest.raises(IterandError, match=sentence):
+        iterand.compile_ticket(ticket, network(), input_shape=SHAPE)
+
+
+@needs_compiler
 def test_a_cache_that_others_can_write_is_not_used(ticket, expected, cache, builds):
     before = library(cache).stat().st_mtime_ns
     cache.chmod(0o777)
@@ -203,6 +235,16 @@ def test_a_compiler_that_is_not_there(ticket, monkeypatch):
         IterandError, match=r"^CC is 'no-such-compiler -O2', which is not found; set it to a C compiler"
     ):
         iterand.compile_ticket(ticket, network(), input_shape=SHAPE)
+
+
+@needs_compiler
+def test_a_compiler_may_have_a_relative_path(ticket, expected, tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "cc").symlink_to(shutil.which(compiled.find_compiler()[0]))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CC", "./bin/cc -O1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    torch.testing.assert_close(iterand.compile_ticket(ticket, network())(expected[0]), expected[1])
 
 
 def test_a_compiler_that_fails(ticket, tmp_path, monkeypatch):

@@ -520,6 +520,20 @@ def test_wrong_arguments():
             trace(nn.Linear(4, 3), example)
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["0.weight", "0.bias", "1.running_var", "1.running_mean", "3.running_mean"])
+def test_numbers_that_are_not_finite_are_refused(name, number):
+    model = nn.Sequential(conv(), norm(), RELU, norm()).eval()
+    model.state_dict()[name].view(-1)[0] = number
+    if name == "1.running_var" and number == float("inf"):
+        check(model, 4, 5, 5)  # a scale of zero
+        return
+    place = "3" if name.startswith("3") else "0"
+    sentence = f"the network has NaN or infinity among the weights, biases or norm statistics of '{place}'; "
+    with pytest.raises(IterandError, match=f"^{sentence}inference in C needs finite numbers$"):
+        trace(model, torch.zeros(1, 4, 5, 5))
+
+
 # Running a graph with torch.
 
 

@@ -1,5 +1,6 @@
 """Exported C whose weights are the coded masks and signs of a ticket: the outputs of the other form, bit for bit."""
 
+import copy
 import re
 import shutil
 import subprocess
@@ -205,3 +206,13 @@ def test_what_it_cannot_hold_is_refused(tmp_path):
     iterand.save_ticket(model, path)
     other = "'0.weight' has weights of kaiming_uniform; a program decodes signed_constant only" + instead
     refused(iterand.load_ticket(path, build()).eval(), iterand.read_ticket(path), tmp_path, other)
+
+
+def test_a_ticket_on_a_base_is_refused(tmp_path):
+    torch.manual_seed(0)
+    base = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(1296, 2))
+    model = iterand.prune_(copy.deepcopy(base), 0.5, weights="existing")
+    iterand.save_ticket(model, tmp_path / "a.ticket", base="base")
+    sentence = "the ticket holds masks of a base and not its weights; export it with offsets instead"
+    loaded = iterand.load_ticket(tmp_path / "a.ticket", base).eval()
+    refused(loaded, iterand.read_ticket(tmp_path / "a.ticket"), tmp_path, sentence)

@@ -183,7 +183,13 @@ class Library:
 
     def __init__(self, path: Path, source: Source) -> None:
         self._inputs, self._outputs, self._arena = source.inputs, source.outputs, source.arena
-        library = ctypes.CDLL(str(path))
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise IterandError(
+                f"cannot load the network: {error}; set XDG_CACHE_HOME and TMPDIR to folders whose files may be "
+                "executed"
+            ) from None
         self._function = library.network_run_batch
         self._function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long, ctypes.c_void_p]
         self._function.restype = None
@@ -224,8 +230,9 @@ def find_compiler() -> list[str] | None:
             command = shlex.split(chosen)
         except ValueError:  # a quote that is not closed
             command = []
-        if command and shutil.which(command[0]):
-            return command
+        if command and (found := shutil.which(command[0])):
+            by_path = Path(command[0]).name != command[0]  # the build runs in another folder
+            return [str(Path(found).absolute()) if by_path else command[0], *command[1:]]
         raise IterandError(f"CC is {chosen!r}, which is not found; set it to a C compiler such as gcc, or unset it")
     found = next(filter(None, map(shutil.which, _COMPILERS)), None)
     return [found] if found else None
@@ -233,8 +240,13 @@ def find_compiler() -> list[str] | None:
 
 def build(source: Source, compiler: Sequence[str], folder: Path) -> Path:
     """Build a library in a folder."""
-    (folder / "network.h").write_text(source.header, encoding="utf-8")
-    (folder / "network.c").write_text(source.code, encoding="utf-8")
+    try:
+        (folder / "network.h").write_text(source.header, encoding="utf-8")
+        (folder / "network.c").write_text(source.code, encoding="utf-8")
+    except OSError as error:
+        raise IterandError(
+            f"cannot write to the temporary folder {folder}: {error.strerror}; make room, or set TMPDIR to another one"
+        ) from None
     command = [*compiler, *FLAGS, NATIVE, "-o", "network.so", "network.c"]
     done = _run_compiler(command, folder)
     if done.returncode and NATIVE in done.stderr:  # not known for this processor
@@ -274,6 +286,8 @@ def _cached_library(source: Source, compiler: Sequence[str]) -> Path:
     if path is None:
         return built
     data = built.read_bytes()
+    if _is_intact(path):  # another process was first, and may be about to load its library
+        return path
     try:
         for old in (path, _seal(path)):  # with their permissions
             old.unlink(missing_ok=True)

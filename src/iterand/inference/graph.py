@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from iterand.checks import shown
+from iterand.errors import IterandError
 from iterand.inference.nodes import (
     Add,
     Affine,
@@ -104,7 +105,19 @@ class _Folding:
             if isinstance(node, (Convolution, Linear, Affine)):
                 changes |= {"scale": node.scale.astype(np.float32), "shift": node.shift.astype(np.float32)}
             nodes.append(replace(node, **changes))
+            _check_finite(nodes[-1])
         return Graph(tuple(nodes), values[self._input], values[self._output])
+
+
+def _check_finite(node: Node) -> None:
+    """Refuse numbers that C does not have as constants."""
+    for name in ("weight", "scale", "shift"):
+        numbers = getattr(node, name, None)
+        if numbers is not None and not np.isfinite(numbers).all():
+            raise IterandError(
+                f"the network has NaN or infinity among the weights, biases or norm statistics of {node.where!r}; "
+                "inference in C needs finite numbers"
+            )
 
 
 def without_unread_channels(graph: Graph) -> Graph:

@@ -41,6 +41,7 @@ class OnnxExport:
     """Result of an export."""
 
     bytes: int
+    """Size of the file."""
     whole_numbers: tuple[str, ...]
     """Names of the tensors stored as integers. The others are float32."""
     difference: float

@@ -60,6 +60,8 @@ def export_c(
     sample = check_sample(activations, None if activations == "float32" else example)
     if isinstance(example, Tensor) and not len(example):
         raise ValueError(f"example has shape {tuple(example.shape)}; it must have at least one input")
+    if isinstance(example, Tensor) and not example.isfinite().all():
+        raise ValueError("example has NaN or infinity; give inputs prepared as in training")
     graph = trace(model, example)
     ranges = None if sample is None else calibrate(graph, sample)
     source = plain = emit(graph, coded=True, activations=ranges)

@@ -91,6 +91,8 @@ int network_init(void *arena) {{
 
 def _match(layers: list[TicketLayer], graph: Graph) -> dict[Convolution | Linear, TicketLayer]:
     """The layer of the ticket that each layer of the network has its weights from."""
+    if any(layer.header.stored == "base" for layer in layers):
+        raise IterandError("the ticket holds masks of a base and not its weights; export it with offsets instead")
     weights = [(layer, layer.weight().float().numpy()) for layer in layers if len(layer.header.shape) > 1]
     used = {}
     for node in graph.nodes:
