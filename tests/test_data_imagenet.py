@@ -56,7 +56,9 @@ class TestParts:
         assert len(load_data("imagenet", CPU, tree / "imagenet").test) == 12
 
     def test_a_network_for_small_images_is_refused(self, cli, tree):
-        sentence = "error: network.name is 'conv6', which is not made for the images of imagenet, 3×224×224\n"
+        sentence = (
+            "error: network.name is 'conv6', which is not made for the images of imagenet, 3×224×224; choose another\n"
+        )
         settings = ["data.name=imagenet", "augmentation=none", "batch_size=2"]
         options = [part for setting in settings for part in ("--set", setting)]
         assert cli("train", "conv6", *options, "--data-dir", tree) == (1, "", sentence)

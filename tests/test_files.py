@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from iterand.files import atomic_write, new_folder, remove_unfinished, require_writable
+from iterand.files import atomic_write, concerns, new_folder, remove_unfinished, require_writable
 
 
 def test_the_file_holds_the_data_and_nothing_lies_beside_it(tmp_path):
@@ -169,3 +169,19 @@ def test_a_folder_in_which_nothing_can_be_created_is_named(tmp_path, monkeypatch
         require_writable(tmp_path / "runs")
     assert caught.value.filename == str(tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "yes"),
+    [
+        (OSError(errno.ENOSPC, "full"), True),  # of a file that is open for writing
+        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found"), False),
+        (PermissionError(errno.EACCES, "denied", "runs/a"), True),
+        (PermissionError(errno.EACCES, "denied", b"runs/a/b/c"), True),
+        (PermissionError(errno.EACCES, "denied", str(Path("runs/a/b").absolute())), True),
+        (PermissionError(errno.EACCES, "denied", "runs/abc"), False),
+        (PermissionError(errno.EACCES, "denied", "runs"), False),
+    ],
+)
+def test_errors_that_concern_a_folder(error, yes):
+    assert concerns(error, Path("runs/a")) is yes

@@ -166,15 +166,23 @@ def test_mistakes(done, arguments, sentence):
     assert done == []
 
 
-def test_sigterm_stops_runs_as_ctrl_c_does(tmp_path, monkeypatch):
+@pytest.mark.parametrize("saved", [None, "checkpoint.safetensors", "record.json"])
+def test_sigterm_stops_runs_as_ctrl_c_does(tmp_path, monkeypatch, saved):
+    """The last line says that runs are saved only if one is."""
+
     def run_tasks(tasks, jobs):
         yield Event("started", tasks[0], {})
+        if saved:
+            tasks[0].folder.mkdir()
+            (tasks[0].folder / saved).touch()
         signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(local, "run_tasks", run_tasks)
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        assert isinstance(call("digits", "--out", str(tmp_path)).exception, Interrupted)
+        found = call("digits", "--out", str(tmp_path))
+        assert isinstance(found.exception, Interrupted if saved else SystemExit)
+        assert saved or found.exit_code == 130
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -1,12 +1,17 @@
 import contextlib
+import errno
 import json
 import math
+import os
 import subprocess
+import threading
 import types
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.tensorboard import SummaryWriter
 
 import iterand
 from crashing import StopAfter, outcome
@@ -237,6 +242,52 @@ def test_untrained_norms_are_refused_where_they_mean_nothing():
         small("train_norms=false")
     with pytest.raises(ValueError, match="train_norms is false, but the network has no norm that learns"):
         prepare(torch.nn.Linear(4, 4), small("method.name=sgd", "train_norms=false"), 10)
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_refused(tmp_path):
+    folder = tmp_path / os.fsdecode(b"\xff")
+    with pytest.raises(IterandError, match=r"the run folder .*\\udcff' has no name in UTF-8; choose another --out"):
+        run(small(), RunFolder(folder), device=CPU)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_of_the_thread_of_tensorboard_are_not_printed(tmp_path, monkeypatch):
+    """They are raised in the next call."""
+    printed = []
+    monkeypatch.setattr(threading, "excepthook", lambda error: printed.append((type(error.thread), error.exc_type)))
+    of_log = type("Writer", (threading.Thread,), {"__module__": type(_writer_thread(tmp_path)).__module__})
+
+    def fail(error):
+        raise error
+
+    full = OSError(errno.ENOSPC, "full")
+    with RunFolder(tmp_path / "run").opened(small()):
+        for kind, error in ((of_log, full), (of_log, KeyError("other")), (threading.Thread, full)):
+            thread = kind(target=fail, args=(error,))
+            thread.start()
+            thread.join()
+    assert printed == [(of_log, KeyError), (threading.Thread, OSError)]
+
+
+def _writer_thread(folder):
+    """The thread in which TensorBoard writes its log."""
+    before = set(threading.enumerate())
+    with SummaryWriter(str(folder / "log")):
+        (thread,) = set(threading.enumerate()) - before
+    return thread
+
+
+@pytest.mark.parametrize("full", ["add_scalar", "close"])
+def test_a_log_that_cannot_be_written_names_the_run_folder(tmp_path, monkeypatch, full):
+    monkeypatch.setattr(SummaryWriter, full, Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(IterandError, match=r"cannot write to the run folder .*run: No space left on device"):
+        run(small(), RunFolder(tmp_path / "run"), device=CPU)
+
+
+@pytest.mark.parametrize("method", ["sgd", "imp"])
+def test_a_frozen_network_is_refused_where_weights_are_trained(method):
+    with pytest.raises(ValueError, match=f"method.name is '{method}', but the network has no parameter that requires"):
+        prepare(torch.nn.Linear(4, 4).requires_grad_(False), small(f"method.name={method}", "rounds=1"), 10)
 
 
 def test_methods_differ_in_what_they_do():

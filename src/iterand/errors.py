@@ -44,8 +44,9 @@ class MissingExtraError(IterandError):
 
 def sentence(error: Exception) -> str:
     """The message of an error; for one of the operating system, the file and the reason."""
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"cannot read or write {os.fsdecode(error.filename)}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        where = f"cannot read or write {os.fsdecode(error.filename)}: " if error.filename else ""
+        return f"{where}{error.strerror}"
     return str(error)
 
 

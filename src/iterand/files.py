@@ -1,5 +1,6 @@
 """Atomic writes (``atomic_write``), new folders (``new_folder``), the cache (``user_cache``), locks (``locked``)."""
 
+import errno
 import math
 import os
 import re
@@ -112,6 +113,17 @@ def require_writable(folder: Path) -> None:
     """Raise an OSError that names the folder if no file can be created in it; nothing is left there."""
     with new_folder(folder), _errors_name(folder), tempfile.TemporaryFile(dir=folder):
         pass
+
+
+def concerns(error: OSError, path: Path) -> bool:
+    """Whether an error of the operating system is about ``path`` or a file in it.
+
+    An error that names no file is of one that is open for writing, or of tempfile, which finds no folder.
+    """
+    if error.filename is None:
+        return error.errno != errno.ENOENT
+    named = Path(os.fsdecode(error.filename)).absolute()
+    return path.absolute() in (named, *named.parents)
 
 
 def user_cache() -> Path | None:

@@ -13,7 +13,7 @@ from iterand.cli.console import err, print_json, say
 from iterand.cli.options import Json, named
 from iterand.cli.ticket import File, decoded, read
 from iterand.errors import IterandError, RecipeError, TicketError
-from iterand.files import atomic_write
+from iterand.files import atomic_write, concerns
 from iterand.lab.report.formatting import size
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ def export(
     network = _network(file, ticket, to)
     count = _SAMPLE if activations is Activations.int8 else 2
     example = (_sample(sample),) if sample else _example(ticket, shape, data_dir, count)
+    if shape is not None:
+        _check_shape(shape, network, example)
     if to is Format.c:
         coded, folder = ticket if weights is Weights.ticket else None, output or file.with_suffix("")
         _export_c(file, network, example[0], activations or Activations.float32, coded, folder, json)
@@ -158,7 +160,23 @@ def _check_inputs(shape: str | None, sample: Path | None, activations: Activatio
     parts = shape.split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise ValueError(f"--input-shape is {shape!r}; it must be whole numbers such as 1,3,32,32, all above 0")
+    if len(parts) == 1:
+        raise ValueError(f"--input-shape is {shape!r}; the first number is the batch, so write 1,{shape.strip()}")
     return [int(part) for part in parts]
+
+
+def _check_shape(shape: list[int], network: "nn.Module", example: "tuple[Tensor, ...]") -> None:
+    """Refuse a shape for which the network does not run; a batch is easily forgotten."""
+    import torch
+
+    from iterand.inference.models import evaluating, forward
+
+    try:
+        with torch.no_grad(), evaluating(network):
+            forward(network, *example)
+    except IterandError as error:
+        given = ",".join(map(str, shape))
+        raise ValueError(f"--input-shape is {given}, of which the first number is the batch, but {error}") from None
 
 
 def _export_c(
@@ -199,7 +217,7 @@ def _writing(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.strerror is None:  # of iterand, a sentence already
+        if error.strerror is None or not concerns(error, target.parent):  # a sentence of iterand; of other files
             raise
         raise IterandError(f"cannot write {target}: {error.strerror}") from None
 

@@ -102,6 +102,7 @@ def reproduce(
         return
     if patterns:
         found = only(found, *patterns)
+    sweep: Sweep | None = None
     try:
         with _place(engine, device, jobs, address, gpus_per_run) as place:
             execution = Execution(compile=compile, graph=graph)
@@ -110,7 +111,9 @@ def reproduce(
             )  # fmt: skip
             with watching(sweep.tasks) as watch:
                 sweep.run(place.jobs or len(sweep), watch, place.engine)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Interrupted):
+        if sweep is None or not any(map(_is_saved, sweep.tasks)):
+            raise KeyboardInterrupt from None  # nothing was saved
         raise Interrupted from None
     if json:
         cells = {name: [cell.summary() for cell in cells] for name, cells in sweep.results.items()}
@@ -125,6 +128,13 @@ def reproduce(
         warn(error, "[red]failed:[/]")
     if errors:
         raise typer.Exit(1)
+
+
+def _is_saved(task: "Task") -> bool:
+    """Whether a run can be resumed, or is complete."""
+    from iterand.lab.training.folder import CHECKPOINT, RECORD
+
+    return any((task.folder / name).exists() for name in (CHECKPOINT, RECORD))
 
 
 class _Place(NamedTuple):

@@ -14,7 +14,7 @@ from rich.table import Table
 from iterand.checks import counted
 from iterand.cli.console import err, out, print_json, printable, say
 from iterand.cli.options import Json
-from iterand.errors import IterandError, TicketError
+from iterand.errors import CheckpointError, IterandError, TicketError
 from iterand.lab.report.formatting import size
 
 if TYPE_CHECKING:
@@ -137,7 +137,8 @@ def _whole_table(ticket: "Ticket", costs: "Cost", stored: dict[str, tuple[int, .
         what = f"stored in full: {names}; {100 * share:.1f} % of the numbers in matrices are masked"
         table.add_row("not masked", f"{sum(map(math.prod, stored.values())):,}", escape(what))
     for name, value in (ticket.metrics or {}).items():
-        table.add_row(escape(printable(name)), escape(printable(str(value))), "")
+        shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+        table.add_row(escape(printable(name)), escape(printable(shown)), "")
     return table
 
 
@@ -163,8 +164,12 @@ def _compare(file: Path, state: dict[str, "Tensor"], run: Path) -> None:
     saved = read_checkpoint(run)
     if saved is None:
         raise TicketError(f"{run} holds no checkpoint to compare with")
-    session = Session(RunFolder(run).recipe(), load_ticket(file).train(), 1, torch.device("cpu"))
-    session.restore(saved)
+    recipe, network = RunFolder(run).recipe(), load_ticket(file).train()
+    try:
+        session = Session(recipe, network, 1, torch.device("cpu"))
+        session.restore(saved)
+    except (ValueError, CheckpointError):
+        raise TicketError(f"ticket {str(file)!r}: its network is not that of the run {str(run)!r}") from None
     theirs = fold_(session.model).state_dict()
     for name, tensor in state.items():
         if name not in theirs or not torch.equal(tensor, theirs[name]):

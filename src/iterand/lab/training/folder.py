@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import shutil
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +21,7 @@ from torch import Tensor
 from iterand import memory
 from iterand.checks import is_text, shown
 from iterand.errors import CheckpointError, IterandError, RecipeError, extra
-from iterand.files import atomic_write, locked, new_folder, remove_unfinished
+from iterand.files import atomic_write, concerns, locked, new_folder, remove_unfinished
 from iterand.lab.training import recipe_file
 from iterand.lab.training.recipe import Recipe
 
@@ -68,12 +69,14 @@ class RunFolder:
         """
         if fresh or not (self.path / RECORD).exists():
             require_writers()
+            if not is_text(str(self.path)):  # TensorBoard could not write to it
+                raise IterandError(f"the run folder {shown(str(self.path))} has no name in UTF-8; choose another --out")
         self._fresh, self._record = fresh, None
         try:
             if not fresh and self._find_record(recipe):
                 yield
                 return
-            with new_folder(self.path), _locked(self.path):
+            with new_folder(self.path), _locked(self.path), _reported_once():
                 if not fresh:
                     self._check(recipe)
                     self._find_record(recipe)  # another process may have written it before the lock was free
@@ -82,16 +85,14 @@ class RunFolder:
                 try:
                     yield
                 finally:
-                    self._finish_saving()
+                    try:
+                        self._finish_saving()
+                    finally:
+                        self._finish_log()
         except OSError as error:
-            elsewhere = error.filename and self.path not in (Path(error.filename), *Path(error.filename).parents)
-            if elsewhere or isinstance(error, ConnectionError):
+            if not concerns(error, self.path) or isinstance(error, ConnectionError):
                 raise  # an error of another file, such as one of the data, or of another process
             raise IterandError(f"cannot write to the run folder {self.path}: {error.strerror or error}") from error
-        finally:
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
 
     def start(self, recipe: Recipe, environment: dict[str, Any]) -> None:
         """Write the recipe of the run and the description of its environment."""
@@ -117,6 +118,11 @@ class RunFolder:
             for name, value in metrics.items():
                 if name != "epoch":
                     self._writer.add_scalar(name, value, metrics["epoch"])
+
+    def _finish_log(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
 
     def finish(self, record: dict[str, Any]) -> None:
         """Write the record of the whole run into one file; with it the run is complete."""
@@ -230,6 +236,23 @@ def _locked(folder: Path) -> AbstractContextManager[None]:
     """Lock the folder against a second process."""
     taken = IterandError(f"another process is training in {folder}; wait for it, or choose another --out")
     return locked(folder / _LOCK, taken)
+
+
+@contextmanager
+def _reported_once() -> Iterator[None]:
+    """Do not print errors of TensorBoard's thread when it cannot write: the next call raises them."""
+    before = threading.excepthook
+
+    def report(error: threading.ExceptHookArgs) -> None:
+        of_tensorboard = type(error.thread).__module__.startswith("tensorboard.")
+        if not (of_tensorboard and isinstance(error.exc_value, OSError)):
+            before(error)
+
+    threading.excepthook = report
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 # Checkpoints

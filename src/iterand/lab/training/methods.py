@@ -49,6 +49,11 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
                 raise ValueError("method.train_norms is false, but the network has no norm that learns; leave it out")
             freeze_norms_(affine)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not parameters:
+            raise ValueError(
+                f"method.name is {method.name!r}, but the network has no parameter that requires a gradient; unfreeze "
+                "some"
+            )
         if method.name == "sgd":
             return Prepared(parameters)
         pruning = IterativeMagnitudePruning(model, method.sparsity, method.rounds, recipe.phase_epochs)

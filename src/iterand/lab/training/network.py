@@ -197,7 +197,8 @@ def _try_image(network: nn.Module, recipe: Recipe, data: Dataset[Split]) -> None
             network.eval()(torch.zeros(1, *shape))
     except RuntimeError:
         name, images = recipe.network.name, "×".join(map(str, shape))
+        way_out = "choose another" + (" or change data.image_size" if recipe.data.name == IMAGE_FOLDER else "")
         raise ValueError(
-            f"network.name is {name!r}, which is not made for the images of {recipe.data.name}, {images}"
+            f"network.name is {name!r}, which is not made for the images of {recipe.data.name}, {images}; {way_out}"
         ) from None
     network.train()
