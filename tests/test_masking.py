@@ -221,6 +221,25 @@ def test_one_module_in_two_places():
     assert model[0] is model[2]
 
 
+@pytest.mark.parametrize("pattern", ["block.*", "block.0", "block.0.weight", "first"])
+def test_a_module_is_itself_under_each_of_its_names(pattern):
+    def build():
+        model = nn.Sequential()
+        model.first = nn.Linear(8, 8)
+        model.block = nn.Sequential(model.first, nn.ReLU())
+        model.last = nn.Linear(8, 8)
+        return model
+
+    model = build()
+    before = model.first.weight.detach().clone()
+    iterand.prune_(model, 0.5, exclude=pattern)
+    assert list(iterand.masked_layers(model)) == ["last.weight"]
+    assert torch.equal(model.first.weight, before)
+    assert list(iterand.masked_layers(iterand.prune_(build(), 0.5, include=pattern))) == ["first.weight"]
+    kept = iterand.masked_layers(iterand.prune_(build(), 0.5, overrides={pattern: "dense"}))
+    assert [int(layer.mask.sum()) for layer in kept.values()] == [64, 32]
+
+
 # --- Nesting --------------------------------------------------------------------------------------------------------
 
 
@@ -371,6 +390,61 @@ def test_inside_data_parallel_a_model_is_the_same():
     plain, wrapped = iterand.prune_(nn.Linear(4, 4), 0.5), iterand.prune_(nn.DataParallel(nn.Linear(4, 4)), 0.5)
     assert torch.equal(wrapped.module.weight, plain.weight)
     assert list(iterand.masked_layers(wrapped)) == ["weight"]
+
+
+@pytest.mark.parametrize("ranking", ["layer", "global"])
+def test_copies_of_data_parallel(ranking):
+    layer = iterand.prune_(nn.Linear(4, 4), 0.5, ranking=ranking)
+    copied = {module: module._replicate_for_data_parallel() for module in layer.modules()}  # as on several GPUs
+    for module, replica in copied.items():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            replica._former_parameters = {}
+            setattr(replica, name, tensor if tensor is None else tensor.view_as(tensor))
+        for name, child in module._modules.items():
+            setattr(replica, name, copied[child])
+    if ranking == "layer":
+        assert torch.equal(copied[layer].weight, layer.weight)
+    else:
+        with pytest.raises(ValueError, match=r"'weight' is ranked over .*; use DistributedDataParallel"):
+            copied[layer].weight  # noqa: B018
+
+
+class Forwarding(nn.Module):
+    """A wrapper that answers for what it wraps, as those of peft do."""
+
+    def __init__(self, inner: nn.Module):
+        super().__init__()
+        self.inner = inner
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("inner"), name)
+
+    def forward(self, inputs):
+        return self.inner(inputs)
+
+
+def test_a_wrapper_that_answers_for_what_it_wraps_has_nothing_of_its_own(tmp_path):
+    def build():
+        return nn.Sequential(Forwarding(nn.Linear(4, 4)), Forwarding(nn.BatchNorm1d(4)), Forwarding(nn.LayerNorm(4)))
+
+    model = iterand.prune_(build(), 0.5).eval()
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    inputs = torch.randn(3, 4)
+    expected = model(inputs)
+    assert torch.equal(iterand.load_ticket(tmp_path / "a.ticket", build()).eval()(inputs), expected)
+    assert torch.equal(iterand.fold_(model)(inputs), expected)
+    assert set(model.state_dict()) == set(build().state_dict())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_wrapper_of_a_compiled_part_is_a_model_of_its_own():
+    model = nn.Sequential(Forwarding(torch.compile(nn.Linear(4, 4), backend="eager")), nn.Linear(4, 4))
+    assert len(iterand.masked_layers(iterand.prune_(Forwarding(model), 0.5))) == 2
+    compiled = iterand.prune_(Forwarding(torch.compile(nn.Linear(4, 4), backend="eager")), 0.5)
+    assert list(iterand.masked_layers(compiled)) == ["inner._orig_mod.weight"]
 
 
 def test_what_is_no_model_is_refused():

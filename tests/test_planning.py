@@ -411,6 +411,17 @@ class Named(nn.Module):
         return last(self.first(inputs))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated:DeprecationWarning")
+def test_a_scripted_part_is_left_alone_and_never_masked():
+    def build():
+        return nn.Sequential(torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 4))
+
+    with pytest.warns(iterand.UnmaskedWarning, match=r"0\.weight \(4×4\)"):
+        assert list(iterand.masked_layers(iterand.prune_(build(), 0.5))) == ["1.weight"]
+    with pytest.raises(ValueError, match=r"'0\.weight' is in a scripted module"):
+        iterand.prune_(build(), 0.5, include="*")
+
+
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize(
     ("wrap", "name"),

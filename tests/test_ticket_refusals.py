@@ -298,6 +298,20 @@ def test_what_is_computed_from_masked_weights_is_not_saved_as_if_it_were_not(tmp
     assert not (tmp_path / "a.ticket").exists()
 
 
+def test_masked_weights_that_the_state_dict_calls_otherwise_are_not_saved(tmp_path):
+    def rename(module, state, prefix, metadata):  # as checkpoint_wrapper of torch.distributed does it
+        for name in [name for name in state if name.startswith(f"{prefix}inner.")]:
+            state[prefix + name.removeprefix(f"{prefix}inner.")] = state.pop(name)
+
+    wrapper = nn.Module()
+    wrapper.inner = nn.Linear(4, 5)
+    wrapper.register_state_dict_post_hook(rename)
+    model = iterand.prune_(nn.Sequential(wrapper), 0.5)
+    with pytest.raises(ValueError, match=r"'0\.inner\.weight' has another name in the model's state_dict"):
+        iterand.save_ticket(model, tmp_path / "a.ticket")
+    assert not (tmp_path / "a.ticket").exists()
+
+
 def test_metrics_that_are_no_number_are_named(tmp_path):
     with pytest.raises(ValueError, match="metrics cannot be written as JSON"):
         iterand.save_ticket(iterand.prune_(nn.Linear(4, 4), 0.5), tmp_path / "a", metrics={"accuracy": torch.ones(2)})

@@ -158,6 +158,27 @@ def test_a_ticket_of_a_part_of_a_global_ranking_is_not_resumed_in_it(tmp_path):
         iterand.read_ticket(tmp_path / "a.ticket").resume_(model[1])
 
 
+@pytest.mark.parametrize("magnitude", [0.0, 1.0], ids=["zeros", "ones"])
+@pytest.mark.parametrize("rank_by", ["score", "magnitude"])
+@pytest.mark.parametrize("ranking", ["layer", "global"])
+def test_equal_scores_do_not_change_the_mask(tmp_path, ranking, rank_by, magnitude):
+    def pruned():
+        base = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+        for parameter in base.parameters():
+            nn.init.constant_(parameter, magnitude)
+        return iterand.prune_(base, 0.5, weights="existing", scores="magnitude", ranking=ranking, rank_by=rank_by)
+
+    model = pruned()
+    with torch.no_grad():
+        for number, score in enumerate(iterand.scores(model)):
+            score.copy_(torch.randn(score.shape, generator=torch.Generator().manual_seed(number)))
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    again = pruned()
+    iterand.read_ticket(tmp_path / "a.ticket").resume_(again)
+    for name, layer in iterand.masked_layers(model).items():
+        assert iterand.masked_layers(again)[name].mask.equal(layer.mask)
+
+
 def test_scores_are_the_initial_ones_in_another_order(tmp_path):
     model = mixed()
     iterand.save_ticket(model, tmp_path / "a.ticket")

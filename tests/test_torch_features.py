@@ -149,6 +149,7 @@ IMAGES, VOLUMES = (
 LAYOUTS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "conv2d": (lambda: nn.Conv2d(4, 16, 3).to(memory_format=LAST), IMAGES),
     "grouped conv2d": (lambda: nn.Conv2d(4, 16, 3, groups=2).to(memory_format=LAST), IMAGES),
+    "depthwise conv2d": (lambda: nn.Conv2d(4, 4, 3, groups=4).to(memory_format=LAST), IMAGES),
     "one pixel": (lambda: ambiguous(nn.Conv2d(4, 16, 1)), IMAGES),
     "transposed conv2d": (lambda: nn.ConvTranspose2d(4, 16, 3).to(memory_format=LAST), IMAGES),
     "transposed conv3d": (lambda: nn.ConvTranspose3d(4, 16, 2).to(memory_format=LAST_3D), VOLUMES),

@@ -60,8 +60,8 @@ def thaw_(model: nn.Module) -> None:
         affine = _affine(module)
         if affine is not None:
             module.affine = cast(Any, affine.before)
-        elif hasattr(module, _FROZEN):
-            delattr(module, _FROZEN)
+        else:
+            vars(module).pop(_FROZEN, None)
 
 
 def is_frozen(module: nn.Module, attribute: str) -> bool:
@@ -106,14 +106,14 @@ def _record(module: nn.Module, attribute: str, trained: bool, *, affine: bool) -
 
 
 def _affine(module: nn.Module) -> _Affine | None:
-    affine = getattr(module, "affine", None)
+    affine = vars(module).get("affine")  # not getattr, which a wrapper may answer with what is in the module inside
     return affine if isinstance(affine, _Affine) else None
 
 
 def _recorded(module: nn.Module) -> dict[str, bool]:
     """The frozen parameters of a module → ``requires_grad`` before."""
     affine = _affine(module)
-    recorded: dict[str, bool] = getattr(module, _FROZEN, {}) if affine is None else affine.trained
+    recorded: dict[str, bool] = vars(module).get(_FROZEN, {}) if affine is None else affine.trained
     return recorded
 
 

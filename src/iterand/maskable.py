@@ -49,18 +49,24 @@ _LAYER_SCALES = r"(\w+_)?gamma(\d*|_\w+)|lambda_?\d*|ls_?\d*|skipinit_gain"  # f
 class Slot:
     """An attribute of a module that is a tensor: ``module.attribute``."""
 
-    path: str
+    paths: tuple[str, ...]
+    """The qualified names of the module; more than one if it is in several places."""
     attribute: str
     module: nn.Module
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The qualified names of the tensor, such as ``encoder.0.weight``."""
+        return tuple(f"{path}.{self.attribute}" if path else self.attribute for path in self.paths)
+
+    @property
     def name(self) -> str:
-        """Qualified name, such as ``encoder.0.weight``."""
-        return f"{self.path}.{self.attribute}" if self.path else self.attribute
+        """The first of its qualified names."""
+        return self.names[0]
 
     def matches(self, pattern: str) -> bool:
-        """Whether a glob pattern matches the qualified name of the tensor or of its module."""
-        return fnmatchcase(self.name, pattern) or fnmatchcase(self.path, pattern)
+        """Whether a glob pattern matches a qualified name of the tensor or of its module."""
+        return any(fnmatchcase(name, pattern) for name in (*self.names, *self.paths))
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ def owners(model: nn.Module) -> list[Owner]:
     """The owners of all parameters of a model, in module order."""
     found = []
     known: dict[object, _Neutral] = {}
-    for path, module in model.named_modules():
+    for paths, module in _modules(model):
         neutral = _neutral_values(module, known)
         for attribute, parameter in module._parameters.items():
             if parameter is None:
@@ -85,11 +91,19 @@ def owners(model: nn.Module) -> list[Owner]:
             kind = _torch_kind(module, attribute)
             if kind == "bare" and attribute in neutral:
                 kind = "norm" if attribute == next(iter(neutral)) else "shift"
-            if kind == "bare" and is_layer_scale(path, module, attribute):
+            if kind == "bare" and is_layer_scale(paths[0], module, attribute):
                 kind = "scale"
             value = 1.0 if kind in ("norm", "scale") else 0.0
-            found.append(Owner(path, attribute, module, parameter, kind, neutral.get(attribute, value)))
+            found.append(Owner(paths, attribute, module, parameter, kind, neutral.get(attribute, value)))
     return found
+
+
+def _modules(model: nn.Module) -> list[tuple[tuple[str, ...], nn.Module]]:
+    """The modules of a model, each with all its qualified names."""
+    paths: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(module, []).append(path)
+    return [(tuple(found), module) for module, found in paths.items()]
 
 
 def _torch_kind(module: nn.Module, attribute: str) -> Kind:
@@ -133,7 +147,9 @@ def _is_vector(parameter: Tensor) -> bool:
 
 def parametrized(module: nn.Module) -> dict[str, ParametrizationList]:
     """The tensors of a module that ``torch.nn.utils.parametrize`` computes, and the lists that do."""
-    held = getattr(module, "parametrizations", None)
+    if "parametrizations" not in module._modules:
+        return {}
+    held = module._modules["parametrizations"]
     lists = held.items() if isinstance(held, nn.ModuleDict) else ()
     return {name: one for name, one in lists if isinstance(one, ParametrizationList)}
 
@@ -316,7 +332,7 @@ def matching(pattern: str, candidates: Iterable[Owner], what: str) -> list[Owner
     candidates = list(candidates)
     found = [owner for owner in candidates if owner.matches(pattern)]
     if not found:
-        names = [name for owner in candidates for name in (owner.name, owner.path)]
+        names = [name for owner in candidates for pair in zip(owner.names, owner.paths) for name in pair]
         close = difflib.get_close_matches(pattern, names, n=1)
         like = f"the names are like {', '.join(names[::2][:3])}" if names else "the model has nothing of the kind"
         hint = f"did you mean {close[0]!r}?" if close else like
@@ -331,15 +347,15 @@ def _refuse_computed(
     model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str], usual: Sequence[str]
 ) -> None:  # fmt: skip
     """Refuse weights that are computed from other tensors: skipping them would leave the model half masked."""
-    for path, module in model.named_modules():
+    for paths, module in _modules(model):
         # torch.nn.utils.parametrize, and the older hooks such as weight_norm, which set a plain attribute.
         attributes = {*parametrized(module), *vars(module)}
-        for attribute in attributes - {*module._parameters}:
-            slot = Slot(path, attribute, module)
+        for attribute in attributes - {*module._parameters.keys()}:  # a scripted module has no dict
+            slot = Slot(paths, attribute, module)
             wanted = include is None or any(map(slot.matches, include))
             if _torch_kind(module, attribute) in usual and wanted and not any(map(slot.matches, exclude)):
                 raise ValueError(
-                    f"{slot.name!r} is computed from other tensors; undo that first, or exclude {path + '*'!r}"
+                    f"{slot.name!r} is computed from other tensors; undo that first, or exclude {paths[0] + '*'!r}"
                 )
 
 
@@ -394,6 +410,8 @@ def refuse_lazy(found: Iterable[Owner]) -> None:
 
 def _refuse_unfit(owner: Owner) -> None:
     refuse_lazy([owner])
+    if isinstance(owner.module, torch.jit.ScriptModule):
+        raise ValueError(f"{owner.name!r} is in a scripted module, which takes no mask; exclude it, or script it later")
     if not owner.parameter.is_floating_point():
         raise ValueError(f"{owner.name!r} is {owner.parameter.dtype}; only real floating-point weights can be masked")
     if owner.parameter.dtype.itemsize < 2:
@@ -407,6 +425,6 @@ def _refuse_unfit(owner: Owner) -> None:
     if isinstance(owner.module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         container = next(kind for kind in type(owner.module).__mro__ if kind.__module__.startswith("torch."))
         raise ValueError(
-            f"{owner.name!r} is a parameter of a {container.__name__}, which would take its mask for one of its modules; "
-            "exclude it, or make it a parameter of another module"
+            f"{owner.name!r} is a parameter of a {container.__name__}, which would take its mask for one of its "
+            "modules; exclude it, or make it a parameter of another module"
         )

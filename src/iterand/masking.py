@@ -243,8 +243,7 @@ def fold_(model: Model) -> Model:
     refuse_computed_further(layers)
     _replace(root, layers, masked_weights(layers))
     freezing.thaw_(root)
-    if hasattr(root, _LEFT_ALONE):
-        delattr(root, _LEFT_ALONE)
+    vars(root).pop(_LEFT_ALONE, None)
     existing.forget_before_(root)
     return model
 

@@ -223,6 +223,12 @@ class GlobalRanking(Ranking[Member]):
 
     def cuts(self, masks: Sequence[Member], coat: int = 0) -> list[Cut]:
         """The cuts of these members, by the scores of all."""
+        for mask in masks:
+            if mask not in self.members:
+                raise ValueError(
+                    f"{mask.name!r} is ranked over the whole network, of which nn.DataParallel copies each layer by "
+                    "itself; use DistributedDataParallel, or prune_ with ranking='layer'"
+                )
         found = self._find(self.members, coat, together=True, floors=_floors(self.members, coat))
         return [found[self.members.index(mask)] for mask in masks]
 

@@ -42,7 +42,7 @@ def attach(group: list[Owner], mask: MaskedParametrization, value: Tensor | None
     """Mask the parameter of these owners and set its weights to ``value``; None: they stay as they are."""
     first, *tied = group
     for owner in group:
-        if not hasattr(owner.module, _ORDER):
+        if _ORDER not in vars(owner.module):
             setattr(owner.module, _ORDER, tuple(owner.module._parameters))
     first.parameter.requires_grad_(False)
     first.parameter.grad = None
@@ -213,8 +213,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             model = model.module
-        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = cast(nn.Module, model._orig_mod)
+        elif "_orig_mod" in model._modules:
+            model = cast(nn.Module, model._modules["_orig_mod"])
         else:
             return model
 

@@ -212,7 +212,8 @@ def match_layout(value: Tensor, weight: Tensor) -> Tensor:
     strides = weight.stride()
     if value.stride() == strides:
         return value
-    order = sorted(range(weight.dim()), key=lambda axis: -strides[axis])  # as the axes lie in memory
+    # As the axes lie in memory; of those with one stride, axes of length one come last, so that they keep it.
+    order = sorted(range(weight.dim()), key=lambda axis: (-strides[axis], -weight.shape[axis]))
     back = [order.index(axis) for axis in range(weight.dim())]
     flat = value.permute(order).reshape(-1)  # a copy only if the value lies in another order
     return flat.view([weight.shape[axis] for axis in order]).permute(back)

@@ -1,5 +1,6 @@
 """Go on from a ticket: resume its search on a masked model, or train an unmasked one with its zeros held."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from iterand import distributions, existing, selection
+from iterand.backend import RankBy, reference
 from iterand.errors import TicketError
 from iterand.parametrization import MaskedParametrization
 from iterand.settings import draw_weights
@@ -174,8 +176,20 @@ def _rank_kept_first_(group: list[tuple[MaskedParametrization, Tensor]]) -> None
     best_first = ranked.argsort(descending=True, stable=True)
     kept_first = best_first[kept[best_first].argsort(descending=True, stable=True)]
     scores[kept_first] = scores[best_first]
+    _separate_(scores, kept > 0, group[0][0].rank_by)
     for (mask, _), part in zip(group, torch.split(scores, [mask.score.numel() for mask, _ in group])):
         mask.score.copy_(part.view(mask.score.shape))
+
+
+def _separate_(scores: Tensor, kept: Tensor, rank_by: RankBy) -> None:
+    """Raise kept scores that equal the highest pruned one, since among equal scores a lower index would win."""
+    ranked = reference.ranking_key(scores, rank_by)
+    if kept.all():
+        return
+    tied = kept & (ranked == ranked[~kept].max())
+    above = torch.nextafter(ranked[tied], torch.full_like(ranked[tied], math.inf))
+    raised = torch.where(ranked[tied] == 0, torch.finfo(scores.dtype).tiny, above)  # and no denormal
+    scores[tied] = torch.copysign(raised, scores[tied]) if rank_by == "magnitude" else raised
 
 
 # Train an unmasked model further.

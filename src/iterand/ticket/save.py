@@ -230,14 +230,20 @@ def _split_state(model: nn.Module) -> _Content:
 
     aliases: dict[str, str] = {}
     masked: list[str] = []
+    state = root.state_dict()
     for name, layer in layers.items():
         for module, attribute in layer.owners:
             for path in paths[id(module)]:
                 masked.append(f"{path}parametrizations.{attribute}.")
+                if masked[-1] + "original" not in state:
+                    raise ValueError(
+                        f"{path + attribute!r} has another name in the model's state_dict, so no model could load its "
+                        "ticket; take away the wrapper or hook that renames it, such as checkpoint_wrapper"
+                    )
                 if path + attribute != name:
                     aliases[path + attribute] = name
 
-    state = {name: value for name, value in root.state_dict().items() if not name.startswith(tuple(masked))}
+    state = {name: value for name, value in state.items() if not name.startswith(tuple(masked))}
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise ValueError(
