@@ -96,6 +96,7 @@ def test_a_stop_is_heard_while_they_are_recomputed_and_nothing_is_lost(tmp_path,
         patched.setattr(loop, "recompute_norms_", stopped)
         with pytest.raises(Interrupted):
             run(recipe, RunFolder(tmp_path / "broken"), device=CPU, data_dir=tmp_path)
+    assert read_checkpoint(tmp_path / "broken").state["step"] == 3  # the last: no step is repeated
     again = run(recipe, RunFolder(tmp_path / "broken"), device=CPU, data_dir=tmp_path)
     assert again["result"] == whole["result"]
     assert again["metrics"] == whole["metrics"]

@@ -70,6 +70,7 @@ def train(
                 raise Interrupted
         last = session.epoch + 1 == recipe.training.epochs
         if last and recipe.training.recomputes_norms:
+            checkpoints.save()
             batches = _batches(session, data.train, recipe.training.epochs)
             recompute_norms_(session, _until_stopped(request, session, batches))
         ranks.compare(session.model, f"after epoch {session.epoch + 1}")
