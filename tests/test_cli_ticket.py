@@ -301,6 +301,13 @@ def test_export_checks_values_before_the_ticket_is_read(cli):
     assert "'int2' is not one of 'int4', 'int8'" in err
 
 
+@pytest.mark.parametrize("shape", ["99999999999999999999,1,8,8", "1,4000000000,4000000000,8"])
+def test_export_compares_an_input_with_the_memory_first(cli, file, shape):
+    code, out, err = cli("export", file, "--format", "c", "--input-shape", shape)
+    assert (code, out) == (1, "")
+    assert re.fullmatch(r"error: an input of this shape takes at least .*; give a smaller --input-shape\n", err)
+
+
 @pytest.mark.parametrize("to", ["c", "onnx", "safetensors"])
 def test_export_says_what_cannot_be_written(cli, file, to):
     if to == "onnx":
@@ -369,7 +376,10 @@ def test_a_run_folder_is_compared_bit_for_bit(tmp_path):
     run(other, RunFolder(tmp_path / "other"), device=torch.device("cpu"))
     with pytest.raises(TicketError, match=r"is not what the run .*other.* holds"):
         said("ticket", "verify", file, "--run", tmp_path / "other")
-    for number, setting in enumerate(("width_factor=1.0", "network.name=resnet20")):
+    network = r"its network is not that of the run .*different"
+    weights = r"different2 is a run of 'sgd', which trains weights; give one of a search"
+    cases = {"width_factor=1.0": network, "network.name=resnet20": network, "method.name=sgd": weights}
+    for number, (setting, sentence) in enumerate(cases.items()):
         different = tmp_path / f"different{number}"
         shutil.copytree(tmp_path / "run", different)
         chosen = recipe_file.override(recipe, [setting])
@@ -377,7 +387,7 @@ def test_a_run_folder_is_compared_bit_for_bit(tmp_path):
         model = build_network(chosen.network.name, classes=10, width_factor=chosen.network.width_factor)
         session = Session(chosen, model, 1, torch.device("cpu"))
         write_checkpoint(different, session.capture())
-        with pytest.raises(TicketError, match=r"its network is not that of the run .*different"):
+        with pytest.raises(TicketError, match=sentence):
             said("ticket", "verify", file, "--run", different)
     with pytest.raises(TicketError, match="holds no checkpoint to compare with"):
         said("ticket", "verify", file, "--run", tmp_path)

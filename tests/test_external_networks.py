@@ -139,7 +139,7 @@ class TestEndToEnd:
         said = "the network has 3 parameters in shift (1×3), neither masked nor trained: they stay as they are built"
         assert err.startswith(f"warning: {said}")
         assert err.count("shift") == err.count("warning") == 1
-        assert "name them in method.include to mask them" in err
+        assert "mask them too with method.include = ['*'], or name them in method.exclude" in err
         stored = iterand.read_ticket(project / "run" / "model.ticket").other_tensors()
         assert stored["shift"].tolist() == [[1, 1, 1]]
 

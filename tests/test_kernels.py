@@ -426,6 +426,7 @@ def test_runs_of_one_process_share_a_network_only_if_it_is_the_same():
     fixed, shifted = network("norms=fixed"), network("norms=shifted")
     assert fixed is network("norms=fixed", "seed=1", "epochs=2", "label_smoothing=0.1", "temperature=0.5")
     assert fixed is not network("norms=fixed", "network.width_factor=0.5")
+    assert fixed is not network("norms=fixed", "exclude=['stem.0.normalization']")  # which keeps its parameters
     half = ["precision=bfloat16", "channels_last=true"]
     ours, theirs = network(*half).skeleton, network(*half, compile=True).skeleton
     assert any(isinstance(module, FusedNorm) for module in ours.modules())

@@ -100,8 +100,9 @@ def test_a_changed_number_is_stale(tmp_path, monkeypatch, capsys):
     assert tables.main(["--check"]) == 0
     whole = page.read_text()
     assert "\nkept\n" in whole
-    page.write_text(whole.replace("| 84.09 ± 2.40 (n = 2) |", "| 84.08 ± 2.40 (n = 2) |"))
-    assert page.read_text() != whole
+    changed, count = re.subn(r"\d(?= ± )", lambda digit: str((int(digit[0]) + 1) % 10), whole, count=1)
+    assert count == 1
+    page.write_text(changed)
     capsys.readouterr()
     assert tables.main(["--check"]) == 1
     assert capsys.readouterr().out == f"{page}: table imdb is stale; run python tools/tables.py\n"
@@ -192,14 +193,15 @@ def test_the_best_epochs_of_film_reviews():
     lines = rows("results/README.md")
     labels = {"iterand": "IteRand (SC)", "edge_popup": "edge-popup (SC)", "sgd": "SGD"}
     records = [json.loads(path.read_text()) for path in RECORDS.glob("imdb/*.json")]
-    assert len(records) == 9
+    assert len(records) >= 10
     for record in records:
         recipe, best = record["recipe"], min(record["metrics"], key=lambda metrics: metrics["validation_loss"])
         label = f"{recipe['network']['name'].replace('lstm', 'LSTM').replace('bi', 'Bi')}, "
         label += labels[recipe["method"]["name"]]
         validation = f"{best['validation_loss']:.3f} | {best['validation_accuracy']:.2f}"
         test = f"{record['result']['test_accuracy']:.2f}"
-        assert f"| {label} | {recipe['seed']} | {best['epoch']} | {validation} | {test} |" in lines
+        machine = record["environment"]["hardware"].get("gpu") or record["environment"]["hardware"]["cpu"]
+        assert f"| {label} | {machine} | {recipe['seed']} | {best['epoch']} | {validation} | {test} |" in lines
 
 
 def test_the_rows_of_word_vectors():

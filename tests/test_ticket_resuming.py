@@ -179,6 +179,22 @@ def test_equal_scores_do_not_change_the_mask(tmp_path, ranking, rank_by, magnitu
         assert iterand.masked_layers(again)[name].mask.equal(layer.mask)
 
 
+@pytest.mark.parametrize("ranking", ["layer", "global"])
+def test_equal_scores_do_not_exchange_weights_for_padding(tmp_path, ranking):
+    def pruned():
+        base = nn.Sequential(nn.Embedding(12, 16, padding_idx=3), nn.Linear(16, 16))
+        return iterand.prune_(base, 0.5, weights="signed_constant", ranking=ranking)
+
+    model, again = pruned(), pruned()
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    for score in iterand.scores(again):
+        nn.init.zeros_(score)
+    iterand.read_ticket(tmp_path / "a.ticket").resume_(again)
+    for name, layer in iterand.masked_layers(model).items():
+        clear = layer.parametrization.clear_padding_  # whose weights are zero whether they are kept or not
+        assert clear(iterand.masked_layers(again)[name].mask).equal(clear(layer.mask))
+
+
 def test_scores_are_the_initial_ones_in_another_order(tmp_path):
     model = mixed()
     iterand.save_ticket(model, tmp_path / "a.ticket")

@@ -225,6 +225,16 @@ def test_norms_that_are_kept_are_trained_and_nothing_else_beside_the_scores():
     assert names == ["layer.parametrizations.weight.0.score", "norm.weight", "norm.bias"]
 
 
+@pytest.mark.parametrize("norms", ["fixed", "keep"])
+def test_what_is_excluded_is_not_trained_and_takes_no_gradient(norms):
+    model = Positioned()
+    model.head = torch.nn.Linear(4, 2)
+    settings = small(f"norms={norms}", "exclude=['position', 'norm', 'head']")
+    (parameter,) = prepare(model, settings, 10).parameters
+    assert parameter is model.layer.parametrizations.weight[0].score
+    assert [one for one in model.parameters() if one.requires_grad] == [parameter]
+
+
 @pytest.mark.parametrize("method", ["sgd", "imp"])
 def test_norms_can_stay_untrained_where_weights_are_trained(method):
     model = Positioned()

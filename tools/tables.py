@@ -122,11 +122,16 @@ def ticket_bytes(cell: CellOutcome) -> str:
 def caption(what: str, found: Iterable[CellOutcome], usual: int, command: str) -> Lines:
     """What the numbers are, of how many runs, on which hardware, and how to get them."""
     runs = [run for cell in found for run in cell.runs]
-    hardware = ", ".join(sorted({machine(run.environment) for run in runs}))
     precision = ", ".join(sorted({run.recipe.training.precision for run in runs}))
     n = f"n = {usual} (seeds 0-{usual - 1})" if usual > 1 else "n = 1 (seed 0)"
-    text = f"{what}; mean ± standard deviation, {n} unless a cell says otherwise; {hardware}, {precision}; `{command}`."
+    where = f"{hardware(runs)}, {precision}"
+    text = f"{what}; mean ± standard deviation, {n} unless a cell says otherwise; {where}; `{command}`."
     return [f"*{text}*", ""]
+
+
+def hardware(runs: Iterable[Record]) -> str:
+    """The machines of runs."""
+    return ", ".join(sorted({machine(run.environment) for run in runs}))
 
 
 def beside_paper(found: Iterable[CellOutcome]) -> Lines:
@@ -294,8 +299,10 @@ def sparse_conv6() -> Lines:
 
 def imdb() -> Lines:
     """Table 10."""
-    text = "*Table 10, IMDB film reviews, test accuracy in %; NVIDIA H200, float32; `iterand reproduce imdb`.*"
-    return [text, "", *beside_paper(outcome("imdb").finished)]
+    found = outcome("imdb").finished
+    machines = hardware(run for cell in found for run in cell.runs)
+    text = f"*Table 10, IMDB film reviews, test accuracy in %; {machines}; float32; `iterand reproduce imdb`.*"
+    return [text, "", *beside_paper(found)]
 
 
 def imdb_runs() -> Lines:
@@ -306,11 +313,13 @@ def imdb_runs() -> Lines:
             epochs = json.loads((RESULTS / run.path).read_text(encoding="utf-8"))["metrics"]
             tested = min(epochs, key=lambda metrics: metrics["validation_loss"])
             rows.append([
-                cell.cell.label, str(run.recipe.seed), str(tested["epoch"]), f"{tested['validation_loss']:.3f}",
-                f"{tested['validation_accuracy']:.2f}", f"{run.result['test_accuracy']:.2f}",
+                cell.cell.label, hardware([run]), str(run.recipe.seed), str(tested["epoch"]),
+                f"{tested['validation_loss']:.3f}", f"{tested['validation_accuracy']:.2f}",
+                f"{run.result['test_accuracy']:.2f}",
             ])  # fmt: skip
-    text = "*Film reviews, run by run: the epoch of the lowest validation loss is tested; NVIDIA H200, float32.*"
-    return [text, "", *markdown(["", "seed", "epoch", "validation loss", "validation %", "test %"], rows)]
+    text = "*Film reviews, run by run: the epoch of the lowest validation loss is tested; float32.*"
+    head = ["", "hardware", "seed", "epoch", "validation loss", "validation %", "test %"]
+    return [text, "", *markdown(head, rows, left=2)]
 
 
 def word_vectors() -> Lines:

@@ -1,5 +1,6 @@
 """``iterand export``: write the network of a ticket for other programs."""
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from iterand import memory
 from iterand.cli.console import err, print_json, say
 from iterand.cli.options import Json, named
 from iterand.cli.ticket import File, decoded, read
@@ -269,8 +271,9 @@ def _example(ticket: "Ticket", shape: list[int] | None, data_dir: Path | None, c
     import torch
 
     if shape is not None:
-        batch, *rest = shape
-        return (torch.randn(max(batch, 2), *rest, generator=torch.Generator().manual_seed(0)),)
+        sizes = [max(shape[0], 2), *shape[1:]]
+        memory.require(4 * math.prod(sizes), "an input of this shape", "give a smaller --input-shape")
+        return (torch.randn(sizes, generator=torch.Generator().manual_seed(0)),)
     from iterand.lab.data import IMAGE_FOLDER, load_data
     from iterand.lab.training import recipe_file
 

@@ -165,6 +165,8 @@ def _compare(file: Path, state: dict[str, "Tensor"], run: Path) -> None:
     if saved is None:
         raise TicketError(f"{run} holds no checkpoint to compare with")
     recipe, network = RunFolder(run).recipe(), load_ticket(file).train()
+    if recipe.method.trains_weights:
+        raise TicketError(f"{run} is a run of {recipe.method.name!r}, which trains weights; give one of a search")
     try:
         session = Session(recipe, network, 1, torch.device("cpu"))
         session.restore(saved)

@@ -176,7 +176,8 @@ def _rank_kept_first_(group: list[tuple[MaskedParametrization, Tensor]]) -> None
     best_first = ranked.argsort(descending=True, stable=True)
     kept_first = best_first[kept[best_first].argsort(descending=True, stable=True)]
     scores[kept_first] = scores[best_first]
-    _separate_(scores, kept > 0, group[0][0].rank_by)
+    for least in (1, 2):  # padding from pruned weights, then kept ones from both
+        _separate_(scores, kept >= least, group[0][0].rank_by)
     for (mask, _), part in zip(group, torch.split(scores, [mask.score.numel() for mask, _ in group])):
         mask.score.copy_(part.view(mask.score.shape))
 

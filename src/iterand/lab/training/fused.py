@@ -114,8 +114,9 @@ class _Network:
         recipe = session.recipe
         settings = recipe.training
         training = settings.precision, settings.channels_last
-        method = recipe.method.trains_weights, recipe.method.norms, recipe.method.train_norms
-        key = json.dumps((asdict(recipe.network), training, method, recipe.data.name, compile))
+        method = recipe.method
+        choice = method.trains_weights, method.norms, method.train_norms, method.include, method.exclude
+        key = json.dumps((asdict(recipe.network), training, choice, recipe.data.name, compile))
         if key not in cls._known:
             cls._known[key] = cls(recipe, skeleton(session.model), compile)
         return cls._known[key]

@@ -82,8 +82,8 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
     if unmasked := left_alone(model):
         warnings.warn(
             f"the network has {maskable.list_tensors(unmasked)}, neither masked nor trained: they stay as they are "
-            "built, and a ticket stores them in full; name them in method.include to mask them ('*' names everything), "
-            "or in method.exclude",
+            "built, and a ticket stores them in full; mask them too with method.include = ['*'], or name them in "
+            "method.exclude",
             UnmaskedWarning,
             stacklevel=2,
         )
@@ -108,8 +108,13 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
         steppers.append(ScoreFreezing(model, method.freezing_period))
     parameters = scores(model)
     if method.norms == "keep":
-        norms = {id(one.parameter): one.parameter for one in _norm_owners(model)}
+        found = [one for one in _norm_owners(model) if not any(map(one.matches, method.exclude))]
+        norms = {id(one.parameter): one.parameter for one in found}
         parameters += [parameter for parameter in norms.values() if parameter.requires_grad]
+    trained = set(map(id, parameters))
+    for parameter in model.parameters():
+        if id(parameter) not in trained:
+            parameter.requires_grad_(False)  # a gradient of it would never be used, nor be cleared
     return Prepared(parameters, steppers)
 
 
