@@ -136,6 +136,9 @@ class Ranking(ABC, Generic[Member]):
 
     def masked_weight(self, mask: Member) -> Tensor | None:
         """θ ⊙ m of one member outside of autograd, if the current pass has it."""
+        begun = self._passes.get(_thread())
+        if begun is None or begun.masked is None:
+            return None
         current, index = self._current(mask)
         return None if current is None or current.masked is None else current.masked[index]
 
@@ -145,16 +148,17 @@ class Ranking(ABC, Generic[Member]):
         if current is None or mask not in self.members:
             return None, 0
         index = self.members.index(mask)
-        fresh = _versions(self.rivals(mask)) == current.versions[index]
-        return (current if fresh and _weight_version(mask) == current.weight_versions[index] else None), index
+        rivals, own = self.rivals(mask), slice(index, index + 1)
+        found_for = current.versions if rivals is self.members else current.versions[own]
+        fresh = _versions(rivals) == found_for and _weight_versions([mask]) == current.weight_versions[own]
+        return (current if fresh else None), index
 
     def begin(self) -> "_Pass | None":
         """Begin a forward pass; gives the enclosing one, if any, to be handed to ``end``."""
         enclosing = self._passes.get(_thread())
         if all(mask.given is not None for mask in self.members):
             return enclosing
-        versions = [_versions(self.rivals(mask)) for mask in self.members]
-        weight_versions = [_weight_version(mask) for mask in self.members]
+        versions, weight_versions = _versions(self.members), _weight_versions(self.members)
         if enclosing is not None and (enclosing.versions, enclosing.weight_versions) == (versions, weight_versions):
             return enclosing  # as the forward pass inside a Lightning module's training step
         weights = [mask.attached_weight for mask in self.members]
@@ -266,9 +270,9 @@ def _prepare_cuts(masks: Sequence[Ranked], kept: Sequence[Tensor], **options: An
 class _Pass:
     """What a forward pass has found for each member when it began."""
 
-    versions: list[list[tuple[int, int]]]
-    """Of the scores that each member's cut depends on."""
-    weight_versions: list[list[tuple[int, int]]]
+    versions: list[tuple[int, int]]
+    """Of the scores."""
+    weight_versions: list[tuple[int, int]]
     cuts: list[list[Cut]]
     """For each coat."""
     masked: list[Tensor] | None
@@ -286,8 +290,8 @@ def _versions(masks: Sequence[Ranked]) -> list[tuple[int, int]]:
     return backend.versions(mask.score for mask in masks)
 
 
-def _weight_version(mask: Ranked) -> list[tuple[int, int]]:
-    return backend.versions([mask.attached_weight])
+def _weight_versions(masks: Sequence[Ranked]) -> list[tuple[int, int]]:
+    return backend.versions(mask.attached_weight for mask in masks)
 
 
 def _thread() -> int:

@@ -126,4 +126,8 @@ def versions(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
     """
     if torch.compiler.is_compiling():
         return []
-    return [(id(tensor), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
+    listed = [*tensors]
+    try:
+        return [(id(tensor), tensor._version) for tensor in listed]
+    except RuntimeError:  # writes to inference tensors are not counted
+        return [(id(tensor), 0 if tensor.is_inference() else tensor._version) for tensor in listed]
