@@ -2,8 +2,10 @@
 
 import json
 
+from iterand.lab.training.loop import NullObserver
 
-class StopAfter:
+
+class StopAfter(NullObserver):
     """An observer that ends the run after so many steps, as a crash would."""
 
     def __init__(self, steps):
@@ -13,9 +15,6 @@ class StopAfter:
         self.left -= 1
         if self.left == 0:
             raise RuntimeError("crash")
-
-    def epoch(self, session, metrics):
-        pass
 
 
 def outcome(folder):

@@ -26,6 +26,7 @@ from iterand.lab.data import cifar10
 from iterand.lab.training import distributed, loop, recipe_file
 from iterand.lab.training.distributed import Ranks, digests, joined, share_batch_norms_
 from iterand.lab.training.folder import RunFolder
+from iterand.lab.training.loop import NullObserver
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.run import run
 from iterand.surgery import masked_layers
@@ -61,7 +62,7 @@ def small_data():
     return patch.object(cifar10, "RECORDS", RECORDS)
 
 
-class Watch:
+class Watch(NullObserver):
     """An observer that remembers the session, and does something at one step."""
 
     def __init__(self, at=0, action=lambda session: None):
@@ -73,9 +74,6 @@ class Watch:
         self.left -= 1
         if self.left == 0:
             self.action(session)
-
-    def epoch(self, session, metrics):
-        pass
 
 
 def crash(session):

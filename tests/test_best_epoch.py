@@ -7,7 +7,8 @@ from crashing import StopAfter, outcome
 from iterand.errors import RecipeError
 from iterand.lab.data import load_data
 from iterand.lab.training import loop, recipe_file
-from iterand.lab.training.folder import RunFolder, read_checkpoint
+from iterand.lab.training.checkpoint import read_checkpoint
+from iterand.lab.training.folder import RunFolder
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.run import build_session, evaluate_run, run
 from iterand.lab.training.session import follow_best, selected_epoch

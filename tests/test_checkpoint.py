@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from iterand.errors import CheckpointError
-from iterand.lab.training.folder import _PREVIOUS, CHECKPOINT, Checkpoint, read_checkpoint, snapshot, write_checkpoint
+from iterand.lab.training.checkpoint import (
+    _PREVIOUS,
+    CHECKPOINT,
+    Checkpoint,
+    read_checkpoint,
+    snapshot,
+    write_checkpoint,
+)
 
 
 def make(number):

@@ -363,7 +363,8 @@ def test_tickets_of_the_quickstart_are_exported_as_they_are(cli, tmp_path):
 def test_a_run_folder_is_compared_bit_for_bit(tmp_path):
     from iterand.lab.experiments.library import find_recipe
     from iterand.lab.training import recipe_file
-    from iterand.lab.training.folder import TICKET, RunFolder, write_checkpoint
+    from iterand.lab.training.checkpoint import write_checkpoint
+    from iterand.lab.training.folder import TICKET, RunFolder
     from iterand.lab.training.run import run
     from iterand.lab.training.session import Session
 

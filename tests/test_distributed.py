@@ -22,6 +22,7 @@ from iterand.errors import IterandError
 from iterand.lab.data.dataset import Dataset, TensorSplit
 from iterand.lab.experiments.library import find_recipe
 from iterand.lab.training import distributed, recipe_file
+from iterand.lab.training.checkpoint import read_checkpoint
 from iterand.lab.training.distributed import (
     ALONE,
     Ranks,
@@ -31,7 +32,7 @@ from iterand.lab.training.distributed import (
     joined,
     share_batch_norms_,
 )
-from iterand.lab.training.folder import RunFolder, read_checkpoint
+from iterand.lab.training.folder import RunFolder
 from iterand.lab.training.loop import steps_per_epoch
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.run import run

@@ -21,7 +21,8 @@ from iterand.lab.experiments.library import find_recipe, pin
 from iterand.lab.networks import external
 from iterand.lab.networks.external import UserCode, build_timm
 from iterand.lab.training import loop, recipe_file
-from iterand.lab.training.folder import RunFolder, default_path, read_checkpoint
+from iterand.lab.training.checkpoint import read_checkpoint
+from iterand.lab.training.folder import RunFolder, default_path
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.run import check_run, run
 from iterand.lab.training.session import Session

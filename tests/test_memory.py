@@ -16,7 +16,7 @@ from iterand.lab.experiments.library import find_recipe
 from iterand.lab.experiments.local import Event, Task, do
 from iterand.lab.networks import build_network, network_names, network_outline
 from iterand.lab.training import network, recipe_file, steps
-from iterand.lab.training.folder import Checkpoint, read_checkpoint, write_checkpoint
+from iterand.lab.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from iterand.lab.training.loop import NullObserver
 from iterand.lab.training.network import build_for_data
 from iterand.lab.training.recipe import Recipe

@@ -9,8 +9,9 @@ import torch
 from iterand.lab.data import Batch, cifar10
 from iterand.lab.networks import build_network
 from iterand.lab.training import loop, recipe_file
+from iterand.lab.training.checkpoint import read_checkpoint
 from iterand.lab.training.environment import Interrupted
-from iterand.lab.training.folder import RunFolder, read_checkpoint
+from iterand.lab.training.folder import RunFolder
 from iterand.lab.training.loop import recompute_norms_
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.run import evaluate_run, run

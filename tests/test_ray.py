@@ -26,8 +26,9 @@ from iterand.lab.experiments.cluster import Cluster, connected
 from iterand.lab.experiments.library import find_recipe
 from iterand.lab.experiments.local import Event, Task
 from iterand.lab.training import recipe_file
+from iterand.lab.training.checkpoint import read_checkpoint
 from iterand.lab.training.environment import StopRequest
-from iterand.lab.training.folder import default_path, read_checkpoint
+from iterand.lab.training.folder import default_path
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'iterand[ray]'")
 

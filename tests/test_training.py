@@ -20,8 +20,9 @@ from iterand.errors import CheckpointError, DataError, IterandError, RecipeError
 from iterand.lab.data import load_data
 from iterand.lab.experiments.library import pin
 from iterand.lab.training import environment, loop, recipe_file
+from iterand.lab.training.checkpoint import read_checkpoint, write_checkpoint
 from iterand.lab.training.environment import compute_settings
-from iterand.lab.training.folder import RunFolder, default_path, read_checkpoint, write_checkpoint
+from iterand.lab.training.folder import RunFolder, default_path
 from iterand.lab.training.methods import prepare
 from iterand.lab.training.recipe import Recipe, TrainingRecipe, recipe_keys
 from iterand.lab.training.run import build_session, evaluate_run, run

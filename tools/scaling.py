@@ -24,8 +24,8 @@ from iterand.lab.experiments.library import find_recipe
 from iterand.lab.experiments.sweep import TRAINING_EXAMPLES
 from iterand.lab.networks import build_network
 from iterand.lab.training import environment, recipe_file
+from iterand.lab.training.checkpoint import CHECKPOINT, snapshot, write_checkpoint
 from iterand.lab.training.distributed import digests
-from iterand.lab.training.folder import CHECKPOINT, snapshot, write_checkpoint
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.session import Session
 

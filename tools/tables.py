@@ -467,7 +467,8 @@ def tiny() -> Lines:
     return [text, "", *markdown(["", "statistics", "validation", "ticket"], rows, left=2)]
 
 
-PEERS = ("dense SGD", "dense SGD, norms untrained", "IMP")  # methods of the experiment best that train weights
+UNTRAINED = "dense SGD, norms untrained"
+PEERS = ("dense SGD", UNTRAINED, "IMP")  # methods of the experiment best that train weights
 
 
 def best_peers() -> Lines:
@@ -507,7 +508,7 @@ def untrained_norms() -> Lines:
                 key = recipe.training.epochs, recipe.method.train_norms
                 best.setdefault(key, []).append(run.result["validation_accuracy"])
         (epochs,) = {epochs for epochs, _ in best}
-        others = cells("best", network=network, method=PEERS[1]).get((0.0,))
+        others = cells("best", network=network, method=UNTRAINED).get((0.0,))
         short = [f"{max(best[epochs, trained]):.2f}" for trained in (True, False)]
         rows.append([
             str(network), str(epochs), *short, accuracy(whole, 3), accuracy(others, 3) if others else "",

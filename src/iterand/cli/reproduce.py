@@ -132,7 +132,8 @@ def reproduce(
 
 def _is_saved(task: "Task") -> bool:
     """Whether a run can be resumed, or is complete."""
-    from iterand.lab.training.folder import CHECKPOINT, RECORD
+    from iterand.lab.training.checkpoint import CHECKPOINT
+    from iterand.lab.training.folder import RECORD
 
     return any((task.folder / name).exists() for name in (CHECKPOINT, RECORD))
 

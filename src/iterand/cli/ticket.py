@@ -156,7 +156,8 @@ def _described(ticket: "Ticket") -> dict[str, object]:
 def _compare(file: Path, state: dict[str, "Tensor"], run: Path) -> None:
     import torch
 
-    from iterand.lab.training.folder import RunFolder, read_checkpoint
+    from iterand.lab.training.checkpoint import read_checkpoint
+    from iterand.lab.training.folder import RunFolder
     from iterand.lab.training.session import Session
     from iterand.masking import fold_
     from iterand.ticket import load_ticket

@@ -231,8 +231,7 @@ def find_compiler() -> list[str] | None:
         except ValueError:  # a quote that is not closed
             command = []
         if command and (found := shutil.which(command[0])):
-            by_path = Path(command[0]).name != command[0]  # the build runs in another folder
-            return [str(Path(found).absolute()) if by_path else command[0], *command[1:]]
+            return [str(Path(found).absolute()), *command[1:]]  # the build runs in another folder
         raise IterandError(f"CC is {chosen!r}, which is not found; set it to a C compiler such as gcc, or unset it")
     found = next(filter(None, map(shutil.which, _COMPILERS)), None)
     return [found] if found else None

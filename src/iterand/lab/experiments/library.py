@@ -31,7 +31,7 @@ from iterand.lab.data.image_folder import fingerprint
 from iterand.lab.networks import network_names
 from iterand.lab.networks.external import UserCode, names_file
 from iterand.lab.training import recipe_file
-from iterand.lab.training.folder import CHECKPOINT
+from iterand.lab.training.checkpoint import CHECKPOINT
 from iterand.lab.training.recipe import METHODS, Recipe
 
 _FOLDER = files("iterand.lab.experiments") / "recipes"

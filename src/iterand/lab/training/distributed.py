@@ -33,8 +33,8 @@ from iterand import philox
 from iterand.errors import IterandError, first_line
 from iterand.lab.data import Batch, Split
 from iterand.lab.data.dataset import Random
+from iterand.lab.training.checkpoint import Checkpoint
 from iterand.lab.training.environment import Interrupted
-from iterand.lab.training.folder import Checkpoint
 from iterand.surgery import masked_layers, replace_base
 
 TIMEOUT = timedelta(minutes=10)

@@ -1,28 +1,20 @@
-"""A run folder: recipe, metrics, checkpoint, ticket and record; how they are written, read and checked."""
+"""A run folder: recipe, metrics, checkpoint, ticket and record; what is written when, and how records are checked."""
 
-import hashlib
 import json
 import math
 import shutil
 import threading
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
-
-from iterand import memory
 from iterand.checks import is_text, shown
-from iterand.errors import CheckpointError, IterandError, RecipeError, extra
+from iterand.errors import IterandError, RecipeError, extra
 from iterand.files import atomic_write, concerns, locked, new_folder, remove_unfinished
 from iterand.lab.training import recipe_file
+from iterand.lab.training.checkpoint import FILES, Checkpoint, read_checkpoint, snapshot, write_checkpoint
 from iterand.lab.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -34,11 +26,8 @@ ENVIRONMENT = "environment.json"
 RECORD = "record.json"
 TICKET = "model.ticket"
 TENSORBOARD = "tensorboard"
-CHECKPOINT = "checkpoint.safetensors"
-_PREVIOUS = "checkpoint.previous.safetensors"
-_NEW = f"{CHECKPOINT}.new"  # while it is written
 _LOCK = ".lock"
-_OWN = (RECIPE, METRICS, ENVIRONMENT, RECORD, TICKET, CHECKPOINT, _PREVIOUS, _NEW)
+_OWN = (RECIPE, METRICS, ENVIRONMENT, RECORD, TICKET, *FILES)
 _WRITER = ThreadPoolExecutor(1, thread_name_prefix="iterand-checkpoint")
 
 
@@ -129,7 +118,7 @@ class RunFolder:
         self._finish_saving()
         atomic_write(self.path / RECORD, _json(record))
 
-    def save(self, checkpoint: "Checkpoint") -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint in the background; the next one, and closing the folder, wait until it is on disk."""
         self._finish_saving()
         self._saving = _WRITER.submit(write_checkpoint, self.path, snapshot(checkpoint))
@@ -139,7 +128,7 @@ class RunFolder:
         if saving is not None:
             saving.result()
 
-    def last_checkpoint(self) -> "Checkpoint | None":
+    def last_checkpoint(self) -> Checkpoint | None:
         """The last checkpoint, if there is one."""
         return None if self._fresh else read_checkpoint(self.path)
 
@@ -209,10 +198,10 @@ class FollowerFolder(RunFolder):
     def finish(self, record: dict[str, Any]) -> None:
         """Do nothing."""
 
-    def save(self, checkpoint: "Checkpoint") -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         """Do nothing."""
 
-    def last_checkpoint(self) -> "Checkpoint | None":
+    def last_checkpoint(self) -> Checkpoint | None:
         """No checkpoint: it comes from the first rank."""
         return None
 
@@ -253,81 +242,6 @@ def _reported_once() -> Iterator[None]:
         yield
     finally:
         threading.excepthook = before
-
-
-# Checkpoints
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Tensors, and a state that can be written as JSON."""
-
-    tensors: dict[str, Tensor]
-    state: dict[str, Any]
-
-
-def snapshot(checkpoint: Checkpoint) -> Checkpoint:
-    """A copy in main memory that later steps do not change."""
-    # safetensors refuses tensors that share memory, as tied ones do: each gets its own.
-    tensors = {
-        name: (tensor.cpu() if tensor.is_cuda else tensor.detach().clone()).contiguous()
-        for name, tensor in checkpoint.tensors.items()
-    }
-    return Checkpoint(tensors, json.loads(json.dumps(checkpoint.state)))
-
-
-def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a snapshot; until it is complete on disk, the previous checkpoints are not touched."""
-    tensors, state = checkpoint.tensors, json.dumps(checkpoint.state)
-    # Out of memory, safetensors would abort the process.
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    memory.require(size, "writing the checkpoint", "make the network smaller, or free some")
-    data = save(tensors, metadata={"state": state, "sha256": _digest(tensors, state)})
-    current, previous = folder / CHECKPOINT, folder / _PREVIOUS
-    beside = folder / _NEW
-    try:
-        atomic_write(beside, data)
-        if current.exists():
-            current.replace(previous)
-        beside.replace(current)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise CheckpointError(
-            f"cannot write the checkpoint to {folder}: {error.strerror}; make room and start the same command again: "
-            f"{'the one before is intact' if current.exists() or previous.exists() else 'there is none before it'}"
-        ) from error
-
-
-def read_checkpoint(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is not damaged; None if the folder has no checkpoint."""
-    found = [path for path in (folder / CHECKPOINT, folder / _PREVIOUS) if path.exists()]
-    for path in found:
-        memory.require(path.stat().st_size, f"reading {path}", "free some, or start again with --fresh")
-        try:
-            return _read_checkpoint(path)
-        except (CheckpointError, SafetensorError, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            warnings.warn(f"{path} is damaged ({error}); it is not used", stacklevel=2)
-    if found:
-        raise CheckpointError(f"no checkpoint in {folder} can be read; start again with --fresh")
-    return None
-
-
-def _read_checkpoint(path: Path) -> Checkpoint:
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    if _digest(tensors, metadata["state"]) != metadata["sha256"]:
-        raise CheckpointError("its checksum is wrong")
-    return Checkpoint(tensors, json.loads(metadata["state"]))
-
-
-def _digest(tensors: dict[str, Tensor], state: str) -> str:
-    digest = hashlib.sha256(state.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 # Records

@@ -195,10 +195,10 @@ class MethodRecipe:
         except ValueError as error:
             raise RecipeError(f"method.{error}") from None
         if not self.trains_weights:
-            self._check_mask()
+            self._check_search()
 
-    def _check_mask(self) -> None:
-        """Refuse what does not go with a mask, or with its kind."""
+    def _check_search(self) -> None:
+        """Refuse what does not go with a search, or with the kind of its mask."""
         if not self.train_norms:
             raise RecipeError(
                 f"method.train_norms is for sgd and imp, but method.name is {self.name!r}; set method.norms instead"

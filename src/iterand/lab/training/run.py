@@ -19,9 +19,10 @@ from iterand.lab.data.image_folder import fingerprint
 from iterand.lab.data.text import TextSplit
 from iterand.lab.networks.external import UserCode
 from iterand.lab.training import environment, recipe_file
+from iterand.lab.training.checkpoint import read_checkpoint
 from iterand.lab.training.distributed import ALONE, Ranks
 from iterand.lab.training.environment import StopRequest, stop_request
-from iterand.lab.training.folder import RECORD_FORMAT, TICKET, FollowerFolder, RunFolder, read_checkpoint
+from iterand.lab.training.folder import RECORD_FORMAT, TICKET, FollowerFolder, RunFolder
 from iterand.lab.training.loop import NullObserver, Observer, check_norm_statistics, steps_per_epoch, train
 from iterand.lab.training.methods import pruned_count
 from iterand.lab.training.network import build_for_data, ticket_options

@@ -7,8 +7,8 @@ from torch import nn
 
 from iterand.errors import CheckpointError
 from iterand.lab.training import recipe_file
+from iterand.lab.training.checkpoint import Checkpoint
 from iterand.lab.training.distributed import ALONE, Ranks
-from iterand.lab.training.folder import Checkpoint
 from iterand.lab.training.methods import prepare
 from iterand.lab.training.recipe import Recipe
 from iterand.surgery import masked_layers

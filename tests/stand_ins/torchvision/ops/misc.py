@@ -1,4 +1,4 @@
-"""A batch norm that timm recognises to freeze and to unfreeze it."""
+"""A batch norm that timm recognizes to freeze and to unfreeze it."""
 
 from torch import nn
 
