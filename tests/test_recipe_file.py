@@ -83,6 +83,7 @@ def test_every_key_stands_in_the_toml():
             "[learning_rate]\nmilestones = [1.5]",
             "learning_rate.milestones is [1.5]; it must be a list of whole numbers",
         ),
+        ("[method]\ninclude = '*'", "method.include is '*'; it must be a list of texts, such as ['*.weight']"),
         ("[learning_rate]\nschedule = 'warmup_cosine'", "take 10 epochs, training.epochs is 10"),
         ("[training]\nchannels_last = 1", "training.channels_last is 1; it must be true or false"),
         ("[method", "is not valid TOML"),

@@ -147,10 +147,10 @@ class MethodRecipe:
     share: tuple[str, ...] = ()
     """Patterns: the layers that one of them names have the same random weights."""
     include: tuple[str, ...] = ()
-    """Of searches: patterns: mask only what they name, and also parameters that belong to no usual layer; empty masks
-    all layers."""
+    """Of searches: patterns of the parameters that are masked, also of those outside of known layers. Empty: the
+    weights of all known layers."""
     exclude: tuple[str, ...] = ()
-    """Of searches: patterns: what they name stays as it is built, and a ticket stores it in full."""
+    """Of searches: patterns of parameters that stay as they are built. A ticket stores them in full."""
     allocation: str = _choice("uniform", *sparsities.ALLOCATIONS)
     """How the sparsity is spread over layers that are ranked one by one."""
     floor: float = _number(0.0, 0, 1)

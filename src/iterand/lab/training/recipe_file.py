@@ -215,7 +215,7 @@ def _checked(key: str, entry: Any, value: Any) -> Any:
         return tuple(value)
     if kind == tuple[str, ...]:
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) and is_text(item) for item in value):
-            raise RecipeError(f"{key} is {shown(value)}; it must be a list of texts")
+            raise RecipeError(f"{key} is {shown(value)}; it must be a list of texts, such as ['*.weight']")
         return tuple(value)
     if kind is Arguments:
         return _checked_arguments(key, value)
