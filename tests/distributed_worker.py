@@ -24,11 +24,12 @@ from iterand.cli import main as command_line
 from iterand.errors import IterandError
 from iterand.lab.data import cifar10
 from iterand.lab.training import distributed, loop, recipe_file
-from iterand.lab.training.distributed import Ranks, digests, joined, share_batch_norms_
+from iterand.lab.training.distributed import Ranks, digests, joined
 from iterand.lab.training.folder import RunFolder
 from iterand.lab.training.loop import NullObserver
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.run import run
+from iterand.lab.training.sync_batch_norm import share_batch_norms_
 from iterand.surgery import masked_layers
 
 CPU = torch.device("cpu")

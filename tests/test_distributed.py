@@ -21,21 +21,15 @@ from distributed_worker import RECIPES, RECORDS, broken, recipe, small_data
 from iterand.errors import IterandError
 from iterand.lab.data.dataset import Dataset, TensorSplit
 from iterand.lab.experiments.library import find_recipe
-from iterand.lab.training import distributed, recipe_file
+from iterand.lab.training import distributed, rank_errors, recipe_file
 from iterand.lab.training.checkpoint import read_checkpoint
-from iterand.lab.training.distributed import (
-    ALONE,
-    Ranks,
-    ReportedByOtherRank,
-    digest,
-    error_to_raise,
-    joined,
-    share_batch_norms_,
-)
+from iterand.lab.training.distributed import ALONE, Ranks, digest, joined
 from iterand.lab.training.folder import RunFolder
 from iterand.lab.training.loop import steps_per_epoch
+from iterand.lab.training.rank_errors import ReportedByOtherRank, error_to_raise
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.run import run
+from iterand.lab.training.sync_batch_norm import share_batch_norms_
 
 CPU = torch.device("cpu")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -271,7 +265,7 @@ def ended(monkeypatch):
         store = HashStore()
         ranks = [(number, error) for number, error in enumerate(errors) if error is not None]
         clock = Clock(len(ranks))
-        monkeypatch.setattr(distributed, "time", clock)
+        monkeypatch.setattr(rank_errors, "time", clock)
 
         def end(rank):
             try:

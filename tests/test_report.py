@@ -12,9 +12,10 @@ import pytest
 from iterand.errors import IterandError
 from iterand.lab.experiments.experiment import Cell, Experiment, PaperNumber
 from iterand.lab.report import assembly, formats
-from iterand.lab.report.assembly import identity, read_records, read_report
+from iterand.lab.report.assembly import read_report
 from iterand.lab.report.formats import as_html, as_json, as_markdown
 from iterand.lab.report.formatting import Summary, compare, summarize
+from iterand.lab.report.records import identity, read_records
 from iterand.lab.training import recipe_file
 from iterand.lab.training.recipe import Recipe, recipe_keys
 from reporting import as_record, install, recipe, tiny, widths, write, write_runs

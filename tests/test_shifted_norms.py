@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import iterand
-from iterand.lab.training.distributed import _CpuSyncBatchNorm, share_batch_norms_
+from iterand.lab.training.sync_batch_norm import _CpuSyncBatchNorm, share_batch_norms_
 
 
 def network():

@@ -23,8 +23,9 @@ from measured_tables import ROOT, Lines, markdown, read_json
 from iterand.lab.experiments.experiment import PaperNumber, find_number
 from iterand.lab.experiments.extras import UNTRAINED_NORMS
 from iterand.lab.experiments.paper import CIFAR10, OPENLTH, SPARSITIES
-from iterand.lab.report.assembly import CellOutcome, Outcome, Record, Report, read_records, read_report
+from iterand.lab.report.assembly import CellOutcome, Outcome, Report, read_report
 from iterand.lab.report.formatting import Summary, compare, difference, machine, plus_minus, size, summarize
+from iterand.lab.report.records import Record, read_records
 
 RESULTS = ROOT / "results"
 ABLATION = "ablation"

@@ -107,7 +107,8 @@ def _find_recipe(name_or_path: str, settings: list[str] | None) -> tuple["Recipe
 @contextmanager
 def _join_ranks() -> Iterator["Ranks"]:
     """Join the other ranks, if there are any; only the first one prints, and the one that reports an error."""
-    from iterand.lab.training.distributed import ReportedByOtherRank, joined
+    from iterand.lab.training.distributed import joined
+    from iterand.lab.training.rank_errors import ReportedByOtherRank
 
     try:
         with joined() as ranks:

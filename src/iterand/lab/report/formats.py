@@ -13,9 +13,10 @@ from typing import Any
 from iterand.errors import extra
 from iterand.lab.experiments.experiment import Cell
 from iterand.lab.report import formatting, layout
-from iterand.lab.report.assembly import CellOutcome, Outcome, Record, Report, gpu_seconds, measure
+from iterand.lab.report.assembly import CellOutcome, Outcome, Report, gpu_seconds, measure
 from iterand.lab.report.formatting import LIMIT
 from iterand.lab.report.layout import Styles, axes, position
+from iterand.lab.report.records import Record
 from iterand.lab.training.recipe import SECTIONS, Recipe
 
 FORMAT = "iterand report 1"

@@ -7,12 +7,8 @@ After an error every rank ends, and one of them reports it.
 """
 
 import gc
-import hashlib
 import inspect
 import os
-import signal
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,23 +19,22 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parametrize
 
 from iterand import philox
-from iterand.errors import IterandError, first_line
+from iterand.errors import IterandError
 from iterand.lab.data import Batch, Split
 from iterand.lab.data.dataset import Random
 from iterand.lab.training.checkpoint import Checkpoint
 from iterand.lab.training.environment import Interrupted
-from iterand.surgery import masked_layers, replace_base
+from iterand.lab.training.rank_errors import error_to_raise
+from iterand.lab.training.sync_batch_norm import share_batch_norms_
+from iterand.surgery import masked_layers
 
 TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for another that hangs; that a rank has ended is noticed at once."""
-_GRACE_SECONDS = 3.0  # that a rank has to report its error; torchrun gives the others 30
 
 Value = TypeVar("Value")
 
@@ -247,89 +242,6 @@ def _leave(ranks: Ranks) -> None:
     gc.collect()
 
 
-# Batch norm over all ranks
-
-_ORDINARY = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
-def share_batch_norms_(model: nn.Module, device: torch.device) -> None:
-    """Make the batch norms of a model use the statistics of the whole batch, in place."""
-    # The class is changed instead of the module, so that references to the module stay valid.
-    shared = nn.SyncBatchNorm if device.type == "cuda" else _CpuSyncBatchNorm
-    for name, module in model.named_modules():
-        kind = type(module)
-        if kind in _ORDINARY:
-            module.__class__ = shared
-        elif parametrize.is_parametrized(module) and kind.__bases__[0] in _ORDINARY:
-            # Its bias is masked: torch's parametrize has given it a class of its own.
-            module.__class__ = replace_base(kind, kind.__bases__[0], shared)
-        elif isinstance(module, _BatchNorm) and not isinstance(module, shared):
-            raise IterandError(
-                f"{name!r} is a {kind.__name__}, a batch norm that cannot use the statistics of all ranks; use one of "
-                "torch.nn's, or one process"
-            )
-        else:
-            continue
-        if device.type == "cuda":
-            module.process_group = None  # all ranks
-
-
-class _Sum(torch.autograd.Function):
-    """The sum over all ranks; the loss of every rank depends on it, so its gradient is summed over all ranks too."""
-
-    @staticmethod
-    def forward(ctx: Any, local: Tensor) -> Tensor:
-        total = local.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total
-
-
-class _CpuSyncBatchNorm(_BatchNorm):
-    """torch's SyncBatchNorm, which runs on GPUs only, in plain operations for a CPU."""
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(inputs)
-        values = inputs.float()
-        axes = [axis for axis in range(values.dim()) if axis != 1]
-        shape = [1, -1] + [1] * (values.dim() - 2)
-        local = torch.cat([values.sum(axes), values.new_tensor([values.numel() / values.shape[1]])])
-        *_, count = total = _sum(local)
-        mean = total[:-1] / count
-        centred = values - mean.view(shape)
-        variance = _sum(centred.square().sum(axes)) / count
-        self._track(mean.detach(), variance.detach() * (count / (count - 1)).detach())
-        outputs: Tensor = centred * (variance + self.eps).rsqrt().view(shape)
-        if self.weight is not None:
-            outputs = outputs * self.weight.view(shape) + self.bias.view(shape)
-        return outputs.to(inputs.dtype)
-
-    def _check_input_dim(self, inputs: Tensor) -> None:
-        """Accept any number of dimensions: it replaces three classes."""
-
-    def _track(self, mean: Tensor, variance: Tensor) -> None:
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
-        self.num_batches_tracked.add_(1)
-        factor = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean, factor)
-        self.running_var.lerp_(variance, factor)
-
-
-def _sum(local: Tensor) -> Tensor:
-    total: Tensor = _Sum.apply(local)  # type: ignore[no-untyped-call]
-    return total
-
-
-# Digests, to compare the models of the ranks
-
-
 def digests(model: nn.Module) -> tuple[list[str], Tensor]:
     """A description and the digest of each tensor of a model, the digests as int64 on the CPU."""
     held: dict[str, Tensor] = {}
@@ -351,61 +263,3 @@ def digest(tensor: Tensor) -> Tensor:
     for part in philox.chunks(len(words), words.device):
         total += (words[part].long() * (2 * philox.indices(part, words.device) + 1)).sum()
     return total
-
-
-# Errors, reported by one rank
-
-
-class ReportedByOtherRank(IterandError):
-    """Another rank reports the error; this one only has to end."""
-
-
-def error_to_raise(store: Store, number: int, count: int, error: Exception) -> Exception:
-    """What this rank should raise in place of an error, so that it is reported once.
-
-    The store belongs to torchrun, so it outlives any rank.
-    """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends all ranks once one has ended; this one is ending
-    try:
-        if _is_lost_contact(error):
-            return _name_the_lost(store, number, count, error)
-        reported = f"reported/{hashlib.sha256(str(error).encode()).hexdigest()}"
-        store.set(f"ended/{number}", "with an error of its own")
-        if number == 0:
-            store.set(reported, "")
-        elif _wait_for(store, [reported]):  # the same error as on the first rank
-            return ReportedByOtherRank()
-    except dist.DistError:
-        return IterandError(f"rank {number} lost contact with torchrun, which was killed; start the same command again")
-    if number == 0 or not isinstance(error, IterandError | ValueError | OSError):
-        return error
-    return IterandError(f"rank {number}: {error}")
-
-
-def _is_lost_contact(error: Exception) -> bool:
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
-
-
-def _name_the_lost(store: Store, number: int, count: int, error: Exception) -> Exception:
-    """The ranks that neither reported an error nor noticed one are lost."""
-    store.set(f"ended/{number}", "")
-    _wait_for(store, [f"ended/{rank}" for rank in range(count)])
-    ended = [rank for rank in range(count) if store.check([f"ended/{rank}"])]
-    if any(store.get(f"ended/{rank}") for rank in ended) or number != min(ended):
-        return ReportedByOtherRank()
-    lost = [rank for rank in range(count) if rank not in ended]
-    what = f"the ranks lost contact with each other ({first_line(error)})"
-    if lost:
-        names = f"rank {lost[0]}" if len(lost) == 1 else f"ranks {', '.join(map(str, lost))}"
-        what = f"{names} ended without a word: killed, out of memory, or cut off"
-    return IterandError(
-        f"{what}; start the same command again, or give torchrun --max-restarts: it resumes from the last checkpoint"
-    )
-
-
-def _wait_for(store: Store, keys: list[str]) -> bool:
-    deadline = time.monotonic() + _GRACE_SECONDS
-    while not (found := all(store.check([key]) for key in keys)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return found
