@@ -270,6 +270,10 @@ def only_some(model):
             {"optimizer": only_some},
             r"the optimizer does not train the scores of '5.weight'; make it over iterand.scores\(model\)",
         ),
+        (
+            {"optimizer": lambda model: torch.optim.SGD([{"params": []}], 0.1)},
+            r"the optimizer has no parameters; make it over iterand.scores\(model\)",
+        ),
         ({"loss": None}, "loss_fn is None; it must be a function of the outputs and the targets"),
         ({"precision": torch.float16}, "precision is torch.float16; it must be torch.bfloat16"),
         ({"loss": nn.CrossEntropyLoss}, "loss_fn is <class .*; it must be a function of the outputs"),

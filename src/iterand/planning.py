@@ -33,6 +33,9 @@ Norms = Literal["fixed", "shifted", "keep"]
 Biases = Literal["zero", "keep"]
 
 SMALLEST_GAIN, LARGEST_GAIN = 1e-6, 1e6
+_Planned = tuple[list[Owner], Settings, Ranking[MaskedParametrization]]
+"""The owners of a tensor that is to be masked, its settings, and what it is ranked with."""
+
 _AFFINE = ("norm", "shift", "scale")
 _SHIFT_FAN_IN = 8
 """The fan-in from which shifts of normalized activations are drawn: with SC they are ±0.5 standard deviations."""
@@ -144,58 +147,14 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float | str], 
     if options.existing:
         maskable.refuse_lazy(everything)
         existing.refuse_nan(group[0] for group in chosen.values())
-    shared = _shared(chosen, options.share)
-    alone = own_sparsities(chosen, options.overrides, "overrides")
-    free = [name for name in chosen if name not in alone]
-    if isinstance(sparsity, Mapping):
-        alone |= mapped_sparsities({name: chosen[name] for name in free}, sparsity, chosen)
-    elif options.ranking == "layer":
-        shapes = {name: chosen[name][0].parameter.shape for name in free}
-        alone |= allocate(shapes, sparsity, options.allocation)
     by_layer, together = LayerRanking[MaskedParametrization](), GlobalRanking[MaskedParametrization]()
-    tensors: list[tuple[list[Owner], Settings, Ranking[MaskedParametrization]]] = []
-    for name, group in chosen.items():
-        dense = alone.get(name) == 0.0 and sparsity != 0.0
-        share = alone.get(name, cast(float, sparsity))
-        gain = options.gain
-        if gain is None:  # layers that share their weights have one
-            gain = recommended_gain(alone.get(shared.get(name, name), cast(float, sparsity)))
-        settings = Settings(
-            name=name,
-            seed=options.seed,
-            weight_distribution=options.weights,
-            score_distribution=options.scores,
-            fan_in=_fan_in(group[0]),
-            sparsity=share,
-            ranking="layer" if name in alone else "global",
-            rank_by=mask_kinds.ranked_by(options.mask, options.rank_by),
-            floor=0.0 if name in alone else options.floor,
-            mask=mask_kinds.of_dense(options.mask) if dense else options.mask,
-            gain=1.0 if group[0].kind == "shift" else gain,
-            coats=options.coats,
-            binarize=options.binarize,
-            shared=shared.get(name, ""),
-        )
-        tensors.append((group, settings, by_layer if name in alone else together))
+    tensors: list[_Planned] = [
+        (chosen[settings.name], settings, by_layer if settings.ranking == "layer" else together)
+        for settings in _settings(chosen, sparsity, options)
+    ]
     refuse_empty(tensors, together)
     surgery.check_classes([root, *(owner.module for group in chosen.values() for owner in group)])
-    initial: dict[str, Tensor] = {}
-    if options.scores in MAGNITUDES:
-        initial = existing.initial_scores(
-            {settings.name: group[0].parameter for group, settings, _ in tensors},
-            {settings.name: rank for _, settings, rank in tensors},
-            cast(MagnitudeScores, options.scores),
-        )
-    masks = [
-        MaskedParametrization(
-            group[0].parameter,
-            settings,
-            rank,
-            padding=None if options.existing else _padding(group),
-            scores=initial.get(settings.name),
-        )
-        for group, settings, rank in tensors
-    ]
+    masks = _masks(tensors, options)
     rankings: list[Ranking[MaskedParametrization]] = []
     for rank in (by_layer, together):
         rank.members = [mask for mask in masks if mask.ranking is rank]
@@ -219,6 +178,73 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float | str], 
         frozen_values=frozen_values,
         left_alone=[] if settled else maskable.left_over(everything, options.exclude, parameters),
     )
+
+
+def _settings(
+    chosen: Mapping[str, list[Owner]], sparsity: float | Mapping[str, float | str], options: PruningOptions
+) -> list[Settings]:
+    """The settings of each tensor that is masked."""
+    shared = _shared(chosen, options.share)
+    alone = _sparsities_alone(chosen, sparsity, options)
+    found = []
+    for name, group in chosen.items():
+        dense = alone.get(name) == 0.0 and sparsity != 0.0
+        gain = options.gain
+        if gain is None:  # layers that share their weights have one
+            gain = recommended_gain(alone.get(shared.get(name, name), cast(float, sparsity)))
+        settings = Settings(
+            name=name,
+            seed=options.seed,
+            weight_distribution=options.weights,
+            score_distribution=options.scores,
+            fan_in=_fan_in(group[0]),
+            sparsity=alone.get(name, cast(float, sparsity)),
+            ranking="layer" if name in alone else "global",
+            rank_by=mask_kinds.ranked_by(options.mask, options.rank_by),
+            floor=0.0 if name in alone else options.floor,
+            mask=mask_kinds.of_dense(options.mask) if dense else options.mask,
+            gain=1.0 if group[0].kind == "shift" else gain,
+            coats=options.coats,
+            binarize=options.binarize,
+            shared=shared.get(name, ""),
+        )
+        found.append(settings)
+    return found
+
+
+def _sparsities_alone(
+    chosen: Mapping[str, list[Owner]], sparsity: float | Mapping[str, float | str], options: PruningOptions
+) -> dict[str, float]:
+    """The sparsities of the tensors that are ranked by themselves."""
+    alone = own_sparsities(chosen, options.overrides, "overrides")
+    free = {name: group for name, group in chosen.items() if name not in alone}
+    if isinstance(sparsity, Mapping):
+        return alone | mapped_sparsities(free, sparsity, chosen)
+    if options.ranking == "layer":
+        shapes = {name: group[0].parameter.shape for name, group in free.items()}
+        return alone | allocate(shapes, sparsity, options.allocation)
+    return alone
+
+
+def _masks(tensors: Sequence[_Planned], options: PruningOptions) -> list[MaskedParametrization]:
+    """The masks of these tensors, with their initial scores."""
+    initial: dict[str, Tensor] = {}
+    if options.scores in MAGNITUDES:
+        initial = existing.initial_scores(
+            {settings.name: group[0].parameter for group, settings, _ in tensors},
+            {settings.name: rank for _, settings, rank in tensors},
+            cast(MagnitudeScores, options.scores),
+        )
+    return [
+        MaskedParametrization(
+            group[0].parameter,
+            settings,
+            rank,
+            padding=None if options.existing else _padding(group),
+            scores=initial.get(settings.name),
+        )
+        for group, settings, rank in tensors
+    ]
 
 
 def _refuse_model(model: nn.Module, root: nn.Module) -> None:

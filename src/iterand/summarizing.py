@@ -9,6 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from iterand.checks import counted
 from iterand.freezing import is_frozen
 from iterand.maskable import is_layer_scale, list_tensors
 from iterand.masking import masked_weights
@@ -100,7 +101,7 @@ class Summary:
             )
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines = ["  ".join(_pad(cell, width, i) for i, (cell, width) in enumerate(zip(row, widths))) for row in rows]
-        rounds = f"{self.rounds} round{'' if self.rounds == 1 else 's'} of randomization"
+        rounds = f"{counted(self.rounds, 'round')} of randomization"
         ending = f"{rounds}; {self.bits / 8e3:,.1f} kB, {self.total / 250:,.1f} kB as float32"
         return "\n".join([*lines[:-1], "-" * len(lines[0]), lines[-1], ending, *self._notes()])
 

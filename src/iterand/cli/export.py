@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from iterand.ticket import Ticket
 
 _SAMPLE = 512  # inputs from which the ranges of values are chosen
+_EXAMPLES = 2  # inputs for which outputs are compared, where no ranges are chosen
 
 
 class Format(StrEnum):
@@ -124,8 +125,8 @@ def export(
         _report(file, target, json, "its tensors are dense: as many bytes as any state dict")
         return
     network = _network(file, ticket, to)
-    count = _SAMPLE if activations is Activations.int8 else 2
-    example = (_sample(sample),) if sample else _example(ticket, shape, data_dir, count)
+    calibrates = activations is Activations.int8
+    example = (_sample(sample),) if sample else _example(ticket, shape, data_dir, calibrates=calibrates)
     if shape is not None:
         _check_shape(shape, network, example)
     if to is Format.c:
@@ -266,12 +267,17 @@ def _network(file: Path, ticket: "Ticket", to: Format) -> "nn.Module":
     return load_ticket(file)
 
 
-def _example(ticket: "Ticket", shape: list[int] | None, data_dir: Path | None, count: int) -> tuple["Tensor", ...]:
-    """So many inputs of the data of a ticket; random ones if only their shape is given."""
+def _example(
+    ticket: "Ticket", shape: list[int] | None, data_dir: Path | None, *, calibrates: bool
+) -> tuple["Tensor", ...]:
+    """Inputs of the data of a ticket; random ones if only their shape is given.
+
+    Where it ``calibrates``, ranges are chosen from them, so they are many, and must be real ones.
+    """
     import torch
 
     if shape is not None:
-        sizes = [max(shape[0], 2), *shape[1:]]
+        sizes = [max(shape[0], _EXAMPLES), *shape[1:]]
         memory.require(4 * math.prod(sizes), "an input of this shape", "give a smaller --input-shape")
         return (torch.randn(sizes, generator=torch.Generator().manual_seed(0)),)
     from iterand.lab.data import IMAGE_FOLDER, load_data
@@ -280,18 +286,19 @@ def _example(ticket: "Ticket", shape: list[int] | None, data_dir: Path | None, c
     try:
         chosen = recipe_file.from_dict(ticket.recipe or {}).data  # a recipe leaves out what is as by default
     except RecipeError as error:
-        other = "--input-shape" if count == 2 else "--sample"
+        other = "--sample" if calibrates else "--input-shape"
         raise ValueError(f"the ticket does not say which data its network takes ({error}); give {other}") from None
     if chosen.name == IMAGE_FOLDER:
-        if count > 2:
+        if calibrates:
             raise ValueError("the ticket does not say where its images are; give --sample")
-        return (torch.randn(2, 3, chosen.image_size, chosen.image_size, generator=torch.Generator().manual_seed(0)),)
+        sizes = [_EXAMPLES, 3, chosen.image_size, chosen.image_size]
+        return (torch.randn(sizes, generator=torch.Generator().manual_seed(0)),)
     try:
         data = load_data(chosen.name, torch.device("cpu"), data_dir, normalization=chosen.normalization)
     except IterandError as error:
-        other = "--input-shape, which needs no data" if count == 2 else "--sample"
+        other = "--sample" if calibrates else "--input-shape, which needs no data"
         raise type(error)(f"{error}; or give {other}") from None
-    count = min(count, len(data.validation))
+    count = min(_SAMPLE if calibrates else _EXAMPLES, len(data.validation))
     return next(iter(data.validation.batches(torch.arange(count), count))).inputs
 
 

@@ -17,6 +17,7 @@ from iterand.cli.options import Json, named
 from iterand.errors import extra
 
 if TYPE_CHECKING:
+    from iterand.lab.theory.construct import Summary
     from iterand.lab.theory.simulate import Estimate
 
 
@@ -222,19 +223,24 @@ def construct(
         )
         print_json({"command": command, **asdict(summary), "rows": [asdict(trial) for trial in done]})
         return
-    title = f"target {_join(summary.target_widths, '-')}, ε = {epsilon:g}, δ = {delta:g}"
+    out.print(_summary_table(summary, f"ε = {epsilon:g}, δ = {delta:g}"))
+
+
+def _summary_table(summary: "Summary", given: str) -> Table:
+    """What some constructions have in common; ``given`` is ε and δ in words."""
+    title = f"target {_join(summary.target_widths, '-')}, {given}"
     table = Table("", "", title=title, show_header=False)
     table.add_row("draws of every weight, R", str(summary.rounds))
     table.add_row("hidden widths", _join(summary.hidden_widths))
     table.add_row("probability that the event fails", f"{summary.exact_failure:.3g}")
-    table.add_row("trials with a proven error within ε", f"{summary.within_epsilon} of {trials}")
-    table.add_row("trials in which the event held", f"{summary.event_held} of {trials}")
+    table.add_row("trials with a proven error within ε", f"{summary.within_epsilon} of {summary.trials}")
+    table.add_row("trials in which the event held", f"{summary.event_held} of {summary.trials}")
     table.add_row("largest error found", f"{summary.largest_measured:.4g}")
     table.add_row("largest error proven", f"{summary.largest_proven:.4g}")
     table.add_row("accuracy of the target", f"{summary.target_accuracy:.2%}")
     table.add_row("accuracy of the constructions", f"{summary.lowest_accuracy:.2%} to {summary.highest_accuracy:.2%}")
     table.add_row("decisions the proven error could change", f"{summary.largest_unprotected:.2%}")
-    out.print(table)
+    return table
 
 
 def _signed_width(

@@ -10,7 +10,7 @@ from iterand.engine.pooling import FusedPool, is_two_by_two
 from iterand.freezing import is_frozen
 
 
-def fuse_(network: nn.Module, residual: type[nn.Module] | None = None) -> None:
+def fuse_(network: nn.Module, residual: type[nn.Module]) -> None:
     """Replace layers of a bfloat16, channels-last network by fused ones. The names of its tensors stay the same.
 
     ``residual`` is a block class with the submodules ``branch`` and ``shortcut`` that computes

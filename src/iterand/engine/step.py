@@ -332,7 +332,9 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     strangers = sum(id(parameter) not in known for parameter in parameters)
     scores = {name: layer.score for name, layer in masked_layers(model).items() if layer.score.requires_grad}
     way_out = "make it over iterand.scores(model), after prune_" if scores else "make it over model.parameters()"
-    if strangers or not parameters:
+    if not parameters:
+        raise ValueError(f"the optimizer has no parameters; {way_out}")
+    if strangers:
         raise ValueError(
             f"{strangers} of the {len(parameters)} tensors of the optimizer are no parameters of the model; {way_out}"
         )

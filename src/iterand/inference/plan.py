@@ -103,9 +103,8 @@ def make_plan(graph: Graph, alignment: int = 1) -> Plan:
         for node in graph.nodes
         if isinstance(node, Convolution) and not reads_directly(node)
     }
-    sizes, lives = {}, {}
-    for name, layout in layouts.items():
-        sizes[name] = align(layout.size, alignment)
+    sizes = {name: align(layout.size, alignment) for name, layout in layouts.items()}
+    lives: dict[str, list[int]] = {}
     for number, node in enumerate(graph.nodes):
         lives[node.output.name] = [number, number]
         for value in node.inputs:
@@ -128,7 +127,7 @@ def reads_directly(node: Convolution) -> bool:
 def planes(value: Value) -> tuple[int, int, int]:
     """Channels, height and width; features are channels of one pixel."""
     channels, *pixels = value.shape
-    return channels, *((1,) * (2 - len(pixels)) if len(pixels) < 2 else ()), *pixels  # type: ignore[return-value]
+    return channels, *(1,) * (2 - len(pixels)), *pixels  # type: ignore[return-value]
 
 
 def align(size: int, alignment: int) -> int:

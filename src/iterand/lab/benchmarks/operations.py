@@ -149,8 +149,8 @@ def measure_randomize(options: Options, notify: Notify) -> Table:
 def _randomize_rows(name: str, options: Options, notify: Notify) -> list[Row]:
     device = options.device
     notify(f"randomize: {name}, its network")
-    recipe = subject(name).recipe
-    model = subject(name).network().to(device)
+    chosen = subject(name)
+    recipe, model = chosen.recipe, chosen.network().to(device)
     if recipe.training.channels_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     prune_(model, recipe.method.sparsity, weights=recipe.method.weight_distribution)

@@ -15,7 +15,7 @@ from torch import nn
 
 from iterand.backend import triton_problem
 from iterand.errors import first_line
-from iterand.lab.benchmarks.table import FAILED, Notify, Options, Row, Table, attempt
+from iterand.lab.benchmarks.table import FAILED, NOTE, Notify, Options, Row, Table, attempt
 from iterand.lab.benchmarks.timing import Subject, burst, forget, spread, subject, take_turns, wait
 from iterand.lab.data import Batch
 from iterand.lab.training.session import Session
@@ -195,7 +195,7 @@ def _alone(contender: Callable[[str], Contender], method: str) -> Row:
         wait(device)
         row["peak_bytes"] = torch.cuda.max_memory_allocated(device) - before
         row["host_syncs"] = alone.host_syncs()
-    return row | ({"note": "; ".join(sentences)} if sentences else {})
+    return row | ({NOTE: "; ".join(sentences)} if sentences else {})
 
 
 def _in_turns(contenders: dict[str, Contender], options: Options) -> dict[str, Row]:

@@ -192,7 +192,6 @@ def _busy(device: torch.device) -> Callable[[float], None]:
 class Subject:
     """A recipe on images, and the shape of these."""
 
-    name: str
     recipe: Recipe
     channels: int
     side: int
@@ -227,8 +226,8 @@ def subject(name: str, settings: tuple[str, ...] = ()) -> Subject:
 
 
 def subject_of(name: str, recipe: Recipe) -> Subject:
-    """A recipe as a subject."""
+    """A recipe as a subject; ``name`` is for the error message."""
     if recipe.data.name not in _SHAPES:
         known = ", ".join(_SHAPES)
         raise ValueError(f"{name} is trained on {recipe.data.name}; benchmarks know the shapes of {known}")
-    return Subject(name, recipe, *_SHAPES[recipe.data.name])
+    return Subject(recipe, *_SHAPES[recipe.data.name])

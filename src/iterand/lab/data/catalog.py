@@ -118,7 +118,8 @@ class Status:
 
 def status(name: str, root: Path) -> Status:
     """Look for a data set. For ``image_folder``, ``root`` is the folder of the images."""
-    entry, located, advice = find(name), find(name).locate(root), ""
+    entry = find(name)
+    located, advice = entry.locate(root), ""
     if located is None:
         advice = fetch_command(name, root) if name in ARCHIVES else instructions(name, root)
     elif name == IMAGE_FOLDER:

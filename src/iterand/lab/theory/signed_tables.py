@@ -7,7 +7,7 @@ from pathlib import Path
 
 from iterand.lab.theory import signed, signed_depth, signed_simulate
 from iterand.lab.theory.simulate import Estimate, Progress, check_draws, silent
-from iterand.lab.theory.tables import BEST, CLAIM, MEASURED, SCALAR, TRUTH, new_axes, plot_estimates, save_plot
+from iterand.lab.theory.tables import BEST, CLAIM, MEASURED, SCALAR, TRUTH, grid, new_axes, plot_estimates, save_plot
 
 SMALL = ((4,), (6,), (4, 4), (6, 6), (3, 3, 3), (4, 4, 4), (3, 3, 3, 3))
 """Hidden widths of the exhaustive search."""
@@ -70,9 +70,7 @@ class SlopeRow:
 
 def rounds_over(epsilon: float, delta: float, widths: Sequence[int] = SCALAR) -> list[int]:
     """1, 2, 3, 4, 6, 8, 12, … up to where all signs that are needed are drawn."""
-    last = signed.bound_rounds(epsilon, delta, widths)
-    powers = [1 << power for power in range(last.bit_length())]
-    return sorted({*powers, *(3 * power for power in powers if 3 * power < last), last})
+    return grid(signed.bound_rounds(epsilon, delta, widths))
 
 
 def width_rows_draws(epsilon: float, widths: Sequence[int], rounds: Sequence[int], trials: int) -> float:

@@ -73,9 +73,13 @@ def claimed_rounds(epsilon: float, delta: float, widths: Sequence[int] = SCALAR)
 def rounds_over(epsilon: float, delta: float, widths: Sequence[int] = SCALAR) -> list[int]:
     """1, 2, 3, 4, 6, 8, 12, … up to where twice the width is enough, with the paper's and the repaired R."""
     last = exact.repaired_rounds(epsilon, delta, widths)
+    return sorted({*grid(last), claimed_rounds(epsilon, delta, widths)})
+
+
+def grid(last: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, … up to ``last``."""
     powers = [1 << power for power in range(last.bit_length())]
-    between = [3 * power for power in powers if 3 * power < last]
-    return sorted({*powers, *between, claimed_rounds(epsilon, delta, widths), last})
+    return sorted({*powers, *(3 * power for power in powers if 3 * power < last), last})
 
 
 def width_rows_draws(epsilon: float, widths: Sequence[int], rounds: Sequence[int], trials: int) -> float:

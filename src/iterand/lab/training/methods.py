@@ -17,7 +17,7 @@ from iterand.backend.reference import cut_together, keeps
 from iterand.errors import UnmaskedWarning
 from iterand.freezing import freeze_norms_
 from iterand.lab.networks.lstm import LSTMClassifier
-from iterand.lab.training.recipe import Recipe
+from iterand.lab.training.recipe import MethodRecipe, Recipe
 from iterand.maskable import Owner
 from iterand.masking import left_alone
 from iterand.planning import recommended_gain
@@ -41,23 +41,37 @@ class Prepared:
 
 def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
     """Prepare a new network, in place, for the method of a recipe and this many iterations."""
+    if recipe.method.trains_weights:
+        return _prepare_training(model, recipe)
+    _mask_(model, recipe)
+    if isinstance(model, LSTMClassifier):
+        model.set_gates_()  # again: prune_ has set all biases to zero
+    steppers = _steppers(model, recipe.method, iterations)
+    return Prepared(_searched_parameters(model, recipe.method), steppers)
+
+
+def _prepare_training(model: nn.Module, recipe: Recipe) -> Prepared:
+    """Prepare a network whose weights are trained."""
+    method = recipe.method
+    if not method.train_norms:
+        affine = _norm_owners(model)
+        if not affine:
+            raise ValueError("method.train_norms is false, but the network has no norm that learns; leave it out")
+        freeze_norms_(affine)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ValueError(
+            f"method.name is {method.name!r}, but the network has no parameter that requires a gradient; unfreeze some"
+        )
+    if method.name == "sgd":
+        return Prepared(parameters)
+    pruning = IterativeMagnitudePruning(model, method.sparsity, method.rounds, recipe.phase_epochs)
+    return Prepared(parameters, begin_epoch=pruning.begin_epoch, constrain=pruning.constrain)
+
+
+def _mask_(model: nn.Module, recipe: Recipe) -> None:
+    """Mask the network of a search; a warning names what is neither masked nor trained."""
     method: Any = recipe.method  # choices are checked when a recipe is read, so they need no types here
-    if method.trains_weights:
-        if not method.train_norms:
-            affine = _norm_owners(model)
-            if not affine:
-                raise ValueError("method.train_norms is false, but the network has no norm that learns; leave it out")
-            freeze_norms_(affine)
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        if not parameters:
-            raise ValueError(
-                f"method.name is {method.name!r}, but the network has no parameter that requires a gradient; unfreeze "
-                "some"
-            )
-        if method.name == "sgd":
-            return Prepared(parameters)
-        pruning = IterativeMagnitudePruning(model, method.sparsity, method.rounds, recipe.phase_epochs)
-        return Prepared(parameters, begin_epoch=pruning.begin_epoch, constrain=pruning.constrain)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnmaskedWarning)  # which names options of prune_
         prune_(
@@ -85,10 +99,12 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
             "built, and a ticket stores them in full; mask them too with method.include = ['*'], or name them in "
             "method.exclude",
             UnmaskedWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    if isinstance(model, LSTMClassifier):
-        model.set_gates_()  # again: prune_ has set all biases to zero
+
+
+def _steppers(model: nn.Module, method: Any, iterations: int) -> list[Stepper]:
+    """The steppers of a search."""
     steppers: list[Stepper] = []
     if method.name == "iterand":
         steppers.append(
@@ -106,6 +122,11 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
         steppers.append(SparsitySchedule(model, method.sparsity_schedule, steps=steps))
     if method.mask == "gem_miner":
         steppers.append(ScoreFreezing(model, method.freezing_period))
+    return steppers
+
+
+def _searched_parameters(model: nn.Module, method: MethodRecipe) -> list[nn.Parameter]:
+    """What a search updates: the scores, and norms that are kept. Everything else takes no gradients from now on."""
     parameters = scores(model)
     if method.norms == "keep":
         found = [one for one in _norm_owners(model) if not any(map(one.matches, method.exclude))]
@@ -115,7 +136,7 @@ def prepare(model: nn.Module, recipe: Recipe, iterations: int) -> Prepared:
     for parameter in model.parameters():
         if id(parameter) not in trained:
             parameter.requires_grad_(False)  # a gradient of it would never be used, nor be cleared
-    return Prepared(parameters, steppers)
+    return parameters
 
 
 def _norm_owners(model: nn.Module) -> list[Owner]:
