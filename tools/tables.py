@@ -26,6 +26,7 @@ from iterand.lab.experiments.paper import CIFAR10, OPENLTH, SPARSITIES
 from iterand.lab.report.assembly import CellOutcome, Outcome, Report, read_report
 from iterand.lab.report.formatting import Summary, compare, difference, machine, plus_minus, size, summarize
 from iterand.lab.report.records import Record, read_records
+from iterand.lab.training.recipe import Recipe
 
 RESULTS = ROOT / "results"
 ABLATION = "ablation"
@@ -483,7 +484,7 @@ def best_peers() -> Lines:
         searches = {place: cell for place, cell in cells("best", network=network).items() if place[0] not in PEERS}
         for (_, sparsity), search in sorted(searches.items(), key=lambda found: found[0][1]):
             imp = pruned.get((sparsity,))
-            peers = [entry for peer in (dense, imp) for entry in (_with_epochs(peer), _gap(search, peer))]
+            peers = [entry for peer in (dense, imp) for entry in (_with_epochs(peer), _gap_of(search, peer))]
             rows.append([search.cell.label, _with_epochs(search), *peers])
             found += [search, *([imp] if imp else [])]
     what = "CIFAR-10, test accuracy in % (epochs); gaps are search minus the other, ± its standard error; learning "
@@ -511,14 +512,18 @@ def untrained_norms() -> Lines:
         (epochs,) = {epochs for epochs, _ in best}
         others = cells("best", network=network, method=UNTRAINED).get((0.0,))
         short = [f"{max(best[epochs, trained]):.2f}" for trained in (True, False)]
+        search = min(cells("best", network=network, method="IteRand").items())[1]
+        untrained = others.summary if others else None
         rows.append([
-            str(network), str(epochs), *short, accuracy(whole, 3), accuracy(others, 3) if others else "",
+            f"{network}, {search.cell.label.partition(', ')[2]}", str(epochs), *short, accuracy(whole, 3),
+            _shown(untrained, 3), accuracy(search, 3), _gap(search.summary, untrained),
         ])  # fmt: skip
-        found += [whole, *([others] if others else [])]
+        found += [whole, search, *([others] if others else [])]
     what = "Dense SGD on CIFAR-10 whose norms learn a scale and a shift, or neither (untrained), accuracy in %; short: "
-    what += "validation, the best of six settings with one run each; whole: test, with the chosen settings"
-    head = ["", "epochs", "short", "short, untrained", "whole", "whole, untrained"]
-    return [*caption(what, found, 3, "iterand train best-resnet18-sgd --set train_norms=false"), *markdown(head, rows)]
+    what += "validation, the best of six settings with one run each; whole: test, with the chosen settings; gap: "
+    what += "search minus dense SGD with untrained norms, ± its standard error"
+    head = ["", "epochs", "short", "short, untrained", "whole", "whole, untrained", "search", "gap"]
+    return [*caption(what, found, 3, "iterand reproduce --only 'best/*norms untrained'"), *markdown(head, rows)]
 
 
 def untrained_norms_probe() -> Lines:
@@ -542,12 +547,17 @@ def _with_epochs(cell: CellOutcome | None) -> str:
     return f"{number} ({epochs})" if cell.summary.n == 3 else f"{number} ({epochs}; n = {cell.summary.n})"
 
 
-def _gap(ours: CellOutcome, other: CellOutcome | None) -> str:
+def _gap_of(ours: CellOutcome, other: CellOutcome | None) -> str:
+    """The gap between two cells."""
+    return _gap(ours.summary, other.summary if other else None)
+
+
+def _gap(ours: Summary | None, other: Summary | None) -> str:
     """The difference of two means, and the standard error of the difference."""
-    if other is None or not (ours.summary and other.summary) or None in (ours.summary.std, other.summary.std):
+    if not (ours and other) or None in (ours.std, other.std):
         return ""
-    error = sum(float(one.std or 0) ** 2 / one.n for one in (ours.summary, other.summary)) ** 0.5
-    return f"{ours.summary.mean - other.summary.mean:+.2f} ± {error:.2f}".replace("-", "−")
+    error = sum(float(one.std or 0) ** 2 / one.n for one in (ours, other)) ** 0.5
+    return f"{ours.mean - other.mean:+.2f} ± {error:.2f}".replace("-", "−")
 
 
 def few_labels() -> Lines:
@@ -559,7 +569,7 @@ def few_labels() -> Lines:
         (dense,) = cells("few-labels", network=place["network"], method=f"dense SGD{chosen}").values()
         is_dense = cell is dense
         rows.append([
-            cell.cell.label, accuracy(cell, 3), "" if is_dense else _gap(cell, dense),
+            cell.cell.label, accuracy(cell, 3), "" if is_dense else _gap_of(cell, dense),
             "" if is_dense else ticket_bytes(cell),
         ])  # fmt: skip
     what = (
@@ -591,20 +601,30 @@ def weight_decay() -> Lines:
 
 
 def long() -> Lines:
-    """The search and dense SGD of ResNet18, by epochs."""
+    """The search of ResNet18, alone and with a teacher, and dense SGD, by epochs."""
     rows, found = [], []
     for name in ("best", "long"):
         there = cells(name, network="ResNet18")
-        search, dense = there.get(("IteRand", 0.9)), there.get(("dense SGD", 0.0))
-        if search:
-            gap, count = _gap(search, dense), search.cell.recipe.training.epochs
-            numbers = [accuracy(cell, 3) if cell else "" for cell in (search, dense)]
-            rows.append([str(count), *numbers, gap, ticket_bytes(search)])
-        found += [cell for cell in (search, dense) if cell]
-    what = "ResNet18 on CIFAR-10, test accuracy in %; search at p = 0.9; the gap is search minus dense SGD, ± its "
-    what += "standard error; ticket of the last seed"
-    head = ["epochs", "search", "dense SGD", "gap", "ticket"]
+        search, dense = there[("IteRand", 0.9)], there[("dense SGD", 0.0)]
+        taught = summarize([run.result["test_accuracy"] for run in _taught(search.cell.recipe)])
+        numbers = [entry for ours in (search.summary, taught) for entry in (_shown(ours, 3), _gap(ours, dense.summary))]
+        rows.append([str(search.cell.recipe.training.epochs), accuracy(dense, 3), *numbers])
+        found += [search, dense]
+    what = "ResNet18 on CIFAR-10, test accuracy in %; search at p = 0.9; the teacher is dense SGD of 100 epochs with "
+    what += "seed 1 (weight of 0.9, temperature of 4); gaps are search minus dense SGD, ± its standard error"
+    head = ["epochs", "dense SGD", "search", "gap", "search with a teacher", "gap"]
     return [*caption(what, found, 3, "iterand reproduce long"), *markdown(head, rows)]
+
+
+def _taught(recipe: Recipe) -> list[Record]:
+    """The runs of this recipe with a teacher."""
+
+    def alone(run: Record) -> Recipe:
+        training = run.recipe.training
+        training = replace(training, teacher="", teacher_sha256="", teacher_weight=0.5, teacher_temperature=1.0)
+        return replace(run.recipe, seed=recipe.seed, training=training)
+
+    return [run for run in explored(recipe.network.name) if run.recipe.training.teacher and alone(run) == recipe]
 
 
 def label_smoothing() -> Lines:
