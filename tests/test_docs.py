@@ -2,7 +2,9 @@
 
 import ast
 import importlib.util
+import os
 import re
+import subprocess
 import sys
 import unicodedata
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 import iterand
+from browser import CHROMIUM, Browser
 from zoo import import_timm
 
 ROOT = Path(__file__).parents[1]
@@ -444,10 +447,42 @@ class TestLinksIntoTheRepository:
         assert rewritten(link, "https://example.org/iterand") == link
 
 
+def test_the_search_finds_words_beside_brackets_quotes_and_dots():
+    separator = re.search("separator: '(.+)'", text(ROOT / "mkdocs.yml"))[1]
+    words = re.split(separator, 'iterand.prune_(model, 0.05, weights="existing") splits (FSDP) `make_step`.')
+    assert {"iterand", "prune_", "model", "0.05", "existing", "FSDP", "make_step"} <= set(words)
+
+
 def test_nothing_is_loaded_from_other_servers():
     settings = (ROOT / "mkdocs.yml").read_text()
     assert "\n  font: false\n" in settings
     assert not re.search(r"extra_(css|javascript):\n(  - .*\n)*  - .*//", settings)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium found; apt-get install chromium")
+def test_the_search_works_on_pages_that_are_opened_from_disk(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True, capture_output=True)
+    browser = Browser()
+    try:
+        browser.open(tmp_path / "guides" / "kinds.html")
+        found = browser.run("""(async () => {
+            const field = document.querySelector(".md-search__input");
+            document.querySelector("#__search").click();
+            field.value = "FSDP";
+            for (let attempt = 0; attempt < 100; attempt++) {
+                field.dispatchEvent(new KeyboardEvent("keyup", { bubbles: true }));
+                await new Promise((resolve) => setTimeout(resolve, 100));
+                const titles = document.querySelectorAll(".md-search-result__item h1");
+                if (titles.length) return [...titles].map((title) => title.innerText);
+            }
+            return [];
+        })()""")
+        assert found == ["Many GPUs and machines"]
+        assert not browser.complaints()
+        assert all(address.startswith(("file:", "data:", "about:")) for address in browser.requests())
+    finally:
+        browser.close()
 
 
 def test_the_citation_names_the_authors_of_the_paper():

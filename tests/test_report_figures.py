@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from matplotlib.figure import Figure
@@ -111,6 +112,34 @@ class TestDrawing:
         assert [label.get_text() for label in axes.get_yticklabels()] == ["0.5", "1"]
         drawn = sorted((line.get_xdata()[0], round(line.get_ydata()[0])) for line in axes.get_lines())
         assert drawn == [(87.5, 0), (88.0, 0), (89.0, 0), (90.0, 1), (90.0, 1), (91.0, 1), (92.0, 1)]
+
+    def test_dots_have_a_row_for_each_cell_with_a_number(self, tmp_path, monkeypatch, axes):
+        labels = ("Conv6, p = 0.5", "Conv6, open, p = 0.9", "Conv6, a supermask of many coats and words, p = 0.9")
+        cells = tuple(
+            Cell(label, recipe(rate=rate), (("network", "Conv6"), ("rate", rate)))
+            for label, rate in zip(labels, (0.1, 0.2, 0.3))
+        )
+        other = Cell("ResNet18", recipe(network="resnet18"), (("network", "ResNet18"), ("rate", 0.1)))
+        experiment = replace(widths(), cells=(*cells, other, other), plot="bars", across="")
+        outcome = outcome_of(tmp_path, monkeypatch, experiment, (87.0,), (), (92.0,))
+        panel, _ = panels(outcome)
+        figures.dots(axes, panel, Styles(), "", "accuracy")
+        names = [label.get_text().replace("\u00a0", " ") for label in axes.get_yticklabels()]
+        assert names == ["p = 0.5", "a supermask of many coats and\nwords, p = 0.9"]
+        assert [line.get_ydata()[0] for line in axes.get_lines()] == [0, 1]
+
+    def test_the_longest_names_of_rows_leave_room_for_the_plot(self, tmp_path):
+        for cell in find_experiment("claims").cells:
+            write_runs(tmp_path, cell.recipe, 50.0)
+        (outcome,) = (found for found in read_report(tmp_path).started if found.experiment.name == "claims")
+        (panel,) = panels(outcome, "")
+        figure = Figure(figsize=(4.4, figures.dots_height(panel, "")), layout="constrained")
+        axes = figure.add_subplot()
+        figures.dots(axes, panel, Styles(), "", "test accuracy (%)")
+        figure.draw_without_rendering()
+        assert axes.get_position().width > 0.4
+        boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
+        assert not any(one.overlaps(other) for one, other in pairwise(boxes))
 
     def test_heat_map(self, tmp_path, monkeypatch, axes):
         cells = tuple(

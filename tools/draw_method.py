@@ -15,7 +15,7 @@ from torch import nn
 import iterand
 
 TARGET = Path(__file__).parents[1] / "docs" / "images" / "method.svg"
-BLUE, GRAY = "#1c6dd0", "#8a8f98"
+BLUE, GRAY = "#1c6dd0", "#5a606a"
 
 
 def main() -> None:
@@ -27,9 +27,9 @@ def main() -> None:
     redrawn = state.draw > 0
 
     mpl.rcParams.update({"svg.hashsalt": "iterand", "svg.fonttype": "none", "font.family": "sans-serif"})
-    figure, axes = plt.subplots(1, 5, figsize=(13, 3.3))
+    figure, axes = plt.subplots(1, 5, figsize=(13, 3.2))
     figure.patch.set_facecolor("white")
-    figure.subplots_adjust(left=0.02, right=0.98, top=0.80, bottom=0.16, wspace=0.45)
+    figure.subplots_adjust(left=0.04, right=0.96, top=0.92, bottom=0.2, wspace=0.5)
     limit = float(before.abs().max())
     colours = {"cmap": "RdBu", "vmin": -limit, "vmax": limit}
     kept = torch.where(mask, before, torch.nan)
@@ -42,7 +42,7 @@ def main() -> None:
         axes[4].add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=BLUE, linewidth=2))
     for left, right, text in zip(axes, axes[1:], ("", "Calculate\nMask", "", "every\nK_per\nsteps")):
         arrow(figure, left, right, text)
-    figure.text(0.5, 0.02, "…and again: the redrawn weights get their chance", ha="center", color=BLUE, fontsize=11)
+    figure.text(0.5, 0.02, "…and again: the redrawn weights get their chance", ha="center", color=BLUE, fontsize=13)
     TARGET.parent.mkdir(exist_ok=True)
     figure.savefig(TARGET, metadata={"Date": None})
 
@@ -50,8 +50,8 @@ def main() -> None:
 def panel(axis: Axes, values: torch.Tensor, title: str, note: str, **style: object) -> None:
     """One matrix as coloured squares."""
     axis.imshow(values, **style)
-    axis.set_title(title, fontsize=12)
-    axis.set_xlabel(note, fontsize=9.5, color=GRAY)
+    axis.set_title(title, fontsize=14)
+    axis.set_xlabel(note, fontsize=12, color=GRAY)
     axis.set_xticks([])
     axis.set_yticks([])
     for spine in axis.spines.values():
@@ -64,7 +64,7 @@ def arrow(figure: plt.Figure, left: Axes, right: Axes, text: str) -> None:
     height = (a.y0 + a.y1) / 2
     start, end = (a.x1 + 0.008, height), (b.x0 - 0.008, height)
     figure.add_artist(FancyArrowPatch(start, end, transform=figure.transFigure, arrowstyle="-|>", mutation_scale=14))
-    figure.text((start[0] + end[0]) / 2, height + 0.04, text, ha="center", va="bottom", fontsize=8, color=GRAY)
+    figure.text((start[0] + end[0]) / 2, height + 0.04, text, ha="center", va="bottom", fontsize=11, color=GRAY)
 
 
 if __name__ == "__main__":

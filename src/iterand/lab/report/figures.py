@@ -4,6 +4,7 @@ Ours is solid and filled, with one standard deviation; the paper's is dashed and
 """
 
 import statistics
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,6 @@ from iterand.lab.report.layout import (
     SURFACE,
     Panel,
     Position,
-    Series,
     Style,
     Styles,
     axes,
@@ -34,6 +34,7 @@ from iterand.lab.report.layout import (
 )
 
 _CLOSE = 0.1  # of two ticks closer than this share of the axis, only one gets a label
+_ROW_NAME = 30  # characters; a longer name of a row goes on in another line, so that the plot keeps its room
 
 Number = Summary | PaperNumber
 
@@ -133,9 +134,7 @@ def _dots_figure(outcome: Outcome, styles: Styles) -> _Figure:
         f"{label} for each {formatting.axis(across)}" if across else label,
         panels(outcome, across),
         (("", lambda axes, panel: dots(axes, panel, styles, across, label)),),
-        height=lambda panel: 0.75 + 0.32 * len(row_names(panel, across)) * (
-            max(1.0, len(panel.series) * 0.6) if across else 1.0
-        ),
+        height=lambda panel: dots_height(panel, across),
         coloured=bool(across),
         paper="filled: ours, with one standard deviation; hollow: the paper's",
     )  # fmt: skip
@@ -216,8 +215,8 @@ def dots(axes: Axes, panel: Panel, styles: Styles, across: str, x_label: str) ->
     apart = step / 4 if any(cell.cell.paper for cell in panel.cells) else 0.0
     for number, series in enumerate(panel.series):
         shift = step * (number - (len(panel.series) - 1) / 2) if across else 0.0
-        for cell in series.cells:
-            y = rows.index(_row(cell, panel, series, across)) + shift
+        for cell in filter(_has_number, series.cells):
+            y = rows.index(_row(cell, panel, across)) + shift
             style = styles[series.name if across else formatting.value(_at(cell, "method"))]
             _dot(axes, y - apart, cell.summary, style, ours=True)
             _dot(axes, y + apart, cell.cell.paper, style, ours=False)
@@ -231,8 +230,15 @@ def dots(axes: Axes, panel: Panel, styles: Styles, across: str, x_label: str) ->
 
 
 def row_names(panel: Panel, across: str) -> list[str]:
-    """The rows of ``dots``."""
-    return list(dict.fromkeys(_row(cell, panel, series, across) for series in panel.series for cell in series.cells))
+    """The rows of ``dots``: all positions on an axis, or the cells with a number, ours or the paper's."""
+    return list(dict.fromkeys(_row(cell, panel, across) for cell in panel.cells if across or _has_number(cell)))
+
+
+def dots_height(panel: Panel, across: str) -> float:
+    """The height of ``dots`` in inches: all rows have the room of the one with the most series or lines."""
+    rows = row_names(panel, across)
+    lines = max(name.count("\n") + 1 for name in rows)
+    return 0.75 + len(rows) * max(0.32, 0.2 * lines, 0.19 * len(panel.series) if across else 0.0)
 
 
 def heat_map(axes: Axes, panel: Panel, across: str, up: str) -> None:
@@ -333,10 +339,15 @@ def _at(cell: CellOutcome, axis: str) -> Position:
     return "" if entry is None else entry
 
 
-def _row(cell: CellOutcome, panel: Panel, series: Series, across: str) -> str:
+def _has_number(cell: CellOutcome) -> bool:
+    return bool(cell.summary or cell.cell.paper)
+
+
+def _row(cell: CellOutcome, panel: Panel, across: str) -> str:
     if across:
         return formatting.value(_at(cell, across))
-    return series.name if panel.title and series.name else cell.cell.label
+    name = cell.cell.label.removeprefix(f"{panel.title}, ").replace(" = ", "\u00a0=\u00a0")  # which no line breaks
+    return textwrap.fill(name, _ROW_NAME, break_on_hyphens=False)
 
 
 def _tile(axes: Axes, x: float, y: float, face: Any) -> None:
