@@ -618,7 +618,7 @@ class TestTimm:
         code, _, err = cli("train", "my.toml", "--out", "run")
         assert (code, err) == (0, "")
         assert set(timm.calls) == {("tinynet", False, 3, 3, 5)}
-        with pytest.raises(TicketError, match=r"built with network\.arguments of its own; in Python, pass the model"):
+        with pytest.raises(TicketError, match=r"built with network\.arguments of its own; in Python, give the model"):
             iterand.load_ticket(project / "run" / "model.ticket")
         assert cli("evaluate", "run")[0] == 0
         model = timm.create_model("tinynet", False, 3, 3, hidden=5)

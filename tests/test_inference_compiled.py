@@ -282,10 +282,14 @@ def test_wrong_arguments_are_refused(ticket, tmp_path):
         iterand.compile_ticket(tmp_path / "half.ticket", network())
     with pytest.raises(TicketError, match=r"has shape \[8, 3, 3, 3\] in it and \[3, 3\] in Sequential"):
         iterand.compile_ticket(ticket, nn.Sequential(nn.Linear(3, 3)))
-    with pytest.raises(TicketError, match="in Python, pass the model as the second argument"):
+    with pytest.raises(TicketError, match="in Python, give the model, too"):
         iterand.compile_ticket(ticket)
     with pytest.raises(ValueError, match="threads"):
         iterand.compile_ticket(ticket, network(), threads=0)
+    with pytest.raises(
+        ValueError, match=r"^sample has shape \(2, 3, 4, 4, 4\); an input .* has one to three dimensions"
+    ):
+        iterand.compile_ticket(ticket, network(), activations="int8", sample=torch.randn(2, 3, 4, 4, 4))
     with pytest.raises(ValueError, match=r"^input_shape is -8; it is sizes such as \(3, 32, 32\)$"):
         iterand.compile_ticket(ticket, network(), input_shape=(3, -8, 8))
     with pytest.raises(ValueError, match=r"^input_shape is 32; it is sizes such as \(3, 32, 32\)$"):

@@ -456,6 +456,24 @@ def test_what_is_no_model_is_refused():
             ask(None)
 
 
+def test_what_is_no_model_is_shown_in_short():
+    layer = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    refused = [
+        lambda: iterand.prune_(layer.state_dict(), 0.5),
+        lambda: iterand.scores(layer.state_dict()),
+        lambda: iterand.TaskSet(layer.state_dict()),
+        lambda: iterand.make_step(layer.state_dict(), optimizer, nn.functional.mse_loss),
+        lambda: iterand.make_step(layer, list(layer.parameters()), nn.functional.mse_loss),
+        lambda: iterand.prune_(layer, 0.5, exclude=[nn.Sequential(*[nn.Linear(1, 1) for _ in range(99)])]),
+        lambda: iterand.prune_(layer, torch.rand(64, 64)),
+    ]
+    for call in refused:
+        with pytest.raises(ValueError, match=r"^(model|base|optimizer|exclude|sparsity) is ") as caught:
+            call()
+        assert len(str(caught.value)) < 500
+
+
 def test_an_override_may_name_a_layer_of_a_mapping():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     layers = iterand.masked_layers(iterand.prune_(model, {"*": 0.5, "0": 0.3}, overrides={"0": "dense"}))

@@ -1,4 +1,5 @@
 import copy
+import re
 from itertools import cycle, pairwise
 
 import numpy as np
@@ -373,6 +374,18 @@ def test_weights_edited_by_hand_are_refused_by_name(tmp_path, weights):
     with pytest.raises(ValueError, match=r"kept weights of 'embedding.weight'.*differs is 0.123, drawn was"):
         iterand.save_ticket(model, tmp_path / "a.ticket")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_the_message_tells_a_rounded_weight_from_the_drawn_one(tmp_path, dtype):
+    model = iterand.prune_(nn.Linear(8, 8, dtype=dtype), 0.5)
+    layer = iterand.masked_layers(model)["weight"]
+    with torch.no_grad():
+        layer.weight.copy_(torch.nextafter(layer.weight, torch.zeros_like(layer.weight)))
+    with pytest.raises(ValueError, match=r"the first that differs is \S+, drawn was \S+\);") as caught:
+        iterand.save_ticket(model, tmp_path / "a.ticket")
+    held, drawn = re.findall(r"(?:is|was) (-?[\de.-]+)[,)]", str(caught.value))
+    assert torch.tensor(float(held), dtype=dtype) != torch.tensor(float(drawn), dtype=dtype)
 
 
 def test_pruned_weights_may_be_anything(tmp_path):

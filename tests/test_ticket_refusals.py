@@ -254,7 +254,7 @@ def test_another_model(whole, tmp_path):
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        (None, "it has no recipe of a network inside; in Python, pass the model as the second argument"),
+        (None, r"it has no recipe of a network inside; in Python, give the model, too: load_ticket\(file, model\)"),
         ({"name": ["conv6"]}, "it has no recipe of a network inside"),
         ({"name": "conv7"}, "cannot be built: no network is called 'conv7'"),
         ({"name": "conv6", "depth": 3}, "cannot be built: network 'conv6' has no option 'depth'"),

@@ -46,7 +46,7 @@ def check_int(name: str, value: Any, rule: str, *, low: int, high: int | None = 
     """The value as an int. Raises ValueError unless it is an integer with ``low`` ≤ value < ``high``."""
     number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not number or value < low or (high is not None and value >= high):
-        raise ValueError(f"{name} is {value!r}; it is {rule}")
+        raise ValueError(f"{name} is {shown(value)}; it is {rule}")
     return int(value)
 
 
@@ -54,7 +54,7 @@ def check_fraction(name: str, value: Any, rule: str) -> float:
     """The value as a float. Raises ValueError unless it is a number from 0 to 1."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not number or not 0 <= value <= 1:
-        raise ValueError(f"{name} is {value!r}; it is {rule}, from 0 to 1")
+        raise ValueError(f"{name} is {shown(value)}; it is {rule}, from 0 to 1")
     return float(value)
 
 

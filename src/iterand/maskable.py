@@ -413,7 +413,9 @@ def _refuse_unfit(owner: Owner) -> None:
     if isinstance(owner.module, torch.jit.ScriptModule):
         raise ValueError(f"{owner.name!r} is in a scripted module, which takes no mask; exclude it, or script it later")
     if not owner.parameter.is_floating_point():
-        raise ValueError(f"{owner.name!r} is {owner.parameter.dtype}; only real floating-point weights can be masked")
+        raise ValueError(
+            f"{owner.name!r} is {owner.parameter.dtype}, and only real floating-point weights can be masked; exclude it"
+        )
     if owner.parameter.dtype.itemsize < 2:
         raise ValueError(f"{owner.name!r} is {owner.parameter.dtype}, which a ticket cannot hold; convert it first")
     if owner.parameter.numel() == 0:

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from iterand import existing, freezing, mask_kinds, maskable, philox, surgery
 from iterand.backend import RankBy, reference
-from iterand.checks import check_fraction
+from iterand.checks import check_fraction, shown
 from iterand.distributions import EXISTING, MagnitudeScores, WeightDistribution
 from iterand.errors import UnmaskedWarning
 from iterand.mask_kinds import MaskKind
@@ -129,7 +129,7 @@ def prune_(
     if preset not in get_args(Preset):
         raise ValueError(f"preset is {preset!r}; it must be one of {', '.join(get_args(Preset))}")
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model is {model!r}; it must be a torch.nn.Module")
+        raise ValueError(f"model is {shown(model)}; it must be a torch.nn.Module")
     recommended = preset == "recommended"
     if weights is None:
         weights = "signed_constant" if recommended else "kaiming_uniform"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from iterand import distributions, existing, mask_kinds, maskable, surgery
 from iterand.backend import RankBy
-from iterand.checks import unknown
+from iterand.checks import shown, unknown
 from iterand.distributions import EXISTING, MAGNITUDES, MagnitudeScores
 from iterand.mask_kinds import MaskKind
 from iterand.maskable import Owner
@@ -332,12 +332,12 @@ def as_list(what: str, patterns: Patterns) -> list[str]:
         return [patterns]
     listed: list[Any] = list(patterns) if isinstance(patterns, Iterable) else [patterns]
     if not all(isinstance(pattern, str) for pattern in listed):
-        raise ValueError(f"{what} is {patterns!r}; it must be a glob pattern over names, or a list of them")
+        raise ValueError(f"{what} is {shown(patterns)}; it must be a glob pattern over names, or a list of them")
     return listed
 
 
 def as_mapping(what: str, given: Mapping[str, _Value]) -> dict[str, _Value]:
     """What glob patterns are mapped to, as a dict."""
     if not isinstance(given, Mapping) or not all(isinstance(pattern, str) for pattern in given):
-        raise ValueError(f"{what} is {given!r}; it must be a mapping from glob patterns over names to a sparsity")
+        raise ValueError(f"{what} is {shown(given)}; it must be a mapping from glob patterns over names to a sparsity")
     return dict(given)

@@ -257,7 +257,7 @@ def refuse_empty(
         elif group[0].kind != "shift" and kept_count(count, settings.sparsity) == 0:
             raise ValueError(
                 f"sparsity {settings.sparsity:g} leaves none of the {count} weights of {settings.name!r}; "
-                "lower it, rank over the whole network, or keep the layer dense"
+                "lower it, rank over the whole network, keep the layer dense, or exclude it"
             )
     kept = kept_count(pooled, sparsity)
     if pooled and kept < max(floors, 1):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from iterand.checks import shown
 from iterand.maskable import Owner, parametrized
 from iterand.parametrization import MaskedParametrization
 from iterand.selection import Ranking
@@ -164,7 +165,7 @@ class MaskedLayer:
 def masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
     """The masked tensors of a model by qualified name; a tied tensor once."""
     if not isinstance(model, nn.Module):
-        raise ValueError(f"model is {model!r}; it must be a torch.nn.Module")
+        raise ValueError(f"model is {shown(model)}; it must be a torch.nn.Module")
     found: dict[MaskedParametrization, MaskedLayer] = {}
     for path, module in unwrap(model).named_modules():
         if "parametrizations" not in module._modules:

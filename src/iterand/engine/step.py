@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from iterand.checks import check_int
+from iterand.checks import check_int, shown
 from iterand.engine.graph import GraphCache
 from iterand.randomization import Stepper
 from iterand.surgery import masked_layers, unwrap
@@ -91,13 +91,13 @@ class TrainingStep:
         forward: Forward | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise ValueError(f"model is {model!r}; it must be a torch.nn.Module")
+            raise ValueError(f"model is {shown(model)}; it must be a torch.nn.Module")
         if not isinstance(optimizer, Optimizer):
-            raise ValueError(f"optimizer is {optimizer!r}; it must be an optimizer of torch.optim over the model")
+            raise ValueError(f"optimizer is {shown(optimizer)}; it must be an optimizer of torch.optim over the model")
         if isinstance(optimizer, torch.optim.LBFGS):
             raise ValueError("LBFGS evaluates the loss several times in a step; take another optimizer")
         if not callable(loss_fn) or isinstance(loss_fn, type):
-            raise ValueError(f"loss_fn is {loss_fn!r}; it must be a function of the outputs and the targets")
+            raise ValueError(f"loss_fn is {shown(loss_fn)}; it must be a function of the outputs and the targets")
         if precision not in (None, torch.float32, torch.bfloat16):
             raise ValueError(f"precision is {precision}; it must be torch.bfloat16, or None for the model's own")
         if max_grad_norm is not None:
@@ -311,7 +311,7 @@ def _check_steppers(model: nn.Module, steppers: Any) -> list[Stepper]:
     found: list[Any] = list(steppers) if isinstance(steppers, Iterable) else [None]
     if not all(callable(getattr(one, "step", None)) and not isinstance(one, type) for one in found):
         raise ValueError(
-            f"steppers is {steppers!r}; it must be a list of objects with a method step, such as "
+            f"steppers is {shown(steppers)}; it must be a list of objects with a method step, such as "
             "[IterativeRandomization(model)]"
         )
     mine = {layer.parametrization for layer in masked_layers(model).values()}

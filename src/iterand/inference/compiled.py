@@ -80,6 +80,8 @@ def compile_ticket(
         if not 1 <= len(input_shape) <= 3:
             raise ValueError(f"input_shape is {input_shape}; {_DIMENSIONS}")
     if sample is not None:
+        if sample.ndim > 4:
+            raise ValueError(f"sample has shape {tuple(sample.shape)}; {_DIMENSIONS}")
         if input_shape not in (None, tuple(sample.shape[1:])):
             raise ValueError(f"input_shape is {input_shape} and the inputs of the sample are {tuple(sample.shape[1:])}")
         input_shape = tuple(sample.shape[1:])

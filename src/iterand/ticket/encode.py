@@ -240,10 +240,12 @@ def _check_weights(one: _Masked, drawn: Tensor) -> None:
     given = bit_patterns(drawn.to(dtype)).numpy()
     if not np.array_equal(given, weight):
         first = int(np.flatnonzero(given != weight)[0])
-        held, expected = (torch.tensor(bits[first], device="cpu").view(dtype).item() for bits in (weight, given))
+        pair = [torch.tensor(bits[first], device="cpu").view(dtype) for bits in (weight, given)]
+        # NumPy prints as many digits as tell the two apart.
+        held, expected = (one.to(torch.promote_types(dtype, torch.float32)).numpy()[()] for one in pair)
         raise ValueError(
             f"the kept weights of {one.layer.name!r} are not the ones its seed and draws give (the first that differs "
-            f"is {held:g}, drawn was {expected:g}); a ticket holds random weights only: keep trained ones with "
+            f"is {held!s}, drawn was {expected!s}); a ticket holds random weights only: keep trained ones with "
             "torch.save"
         )
 

@@ -134,7 +134,9 @@ def _build_network(ticket: Ticket) -> nn.Module:
         ticket.check_base(None)
     options = (ticket.recipe or {}).get("network")
     if not isinstance(options, dict) or not isinstance(options.get("name"), str):
-        raise TicketError("it has no recipe of a network inside; in Python, pass the model as the second argument")
+        raise TicketError(
+            "it has no recipe of a network inside; in Python, give the model, too: load_ticket(file, model)"
+        )
     name = options["name"]
     if names_code(name):
         raise TicketError(

@@ -62,7 +62,9 @@ class TaskSet:
 
     def __init__(self, base: nn.Module, *, cached: int | None = None) -> None:
         if not isinstance(base, nn.Module):
-            raise ValueError(f"base is {base!r}; it must be a torch.nn.Module with the weights that the tickets mask")
+            raise ValueError(
+                f"base is {shown(base)}; it must be a torch.nn.Module with the weights that the tickets mask"
+            )
         self._root = unwrap(base)
         if masked_layers(self._root):
             raise ValueError(

@@ -83,7 +83,7 @@ def build_timm_of_ticket(options: Mapping[str, Any]) -> nn.Module:
     own = {"classes": options.get("classes"), **(arguments if isinstance(arguments, dict) else {})}
     if set(own) != {"classes", "in_chans"} or not all(type(number) is int and number > 0 for number in own.values()):
         raise ValueError(
-            "it was built with network.arguments of its own; in Python, pass the model as the second argument"
+            "it was built with network.arguments of its own; in Python, give the model, too: load_ticket(file, model)"
         )
     return build_timm(options["name"], own["classes"], own["in_chans"], {})
 
