@@ -226,7 +226,7 @@ class TestCodeRunsAsPrinted:
     def test_recommended_settings(self):
         """The two lines, and all settings written out."""
         first, explicit, *rest = blocks(text(DOCS / "guides" / "recommended.md"))
-        names = {"MyNetwork": MyNetwork, "loader": loader()}
+        names = {"MyNetwork": MyNetwork, "loader": 2 * loader()}  # 960 steps, with two rounds
         exec(first, names)
         model, images = names["model"], names["loader"][0][0]
         layers = iterand.masked_layers(model).values()

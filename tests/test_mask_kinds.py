@@ -502,7 +502,7 @@ def test_recommended_steppers_go_with_every_kind(kind):
         for stepper in steppers:
             stepper.step()
     for layer in iterand.masked_layers(model).values():
-        assert layer.parametrization.rounds == 4
+        assert layer.parametrization.rounds == 3
         if kind == "bernoulli" and layer.score.numel() > 6:
             assert float(torch.sigmoid(layer.score.detach()).mean()) == pytest.approx(0.1, abs=0.05)
         if kind == "gem_miner":

@@ -109,15 +109,25 @@ def test_the_steppers_are_those_of_the_recipe():
     method = find_recipe("best-resnet20").method
     model = network()
     iterand.prune_(model, 0.9, preset="recommended")
-    randomizer, schedule = iterand.recommended_steppers(model, steps=1000)
+    randomizer, schedule = iterand.recommended_steppers(model, steps=10_000)
     chosen = {one.ranking for one in settings(model).values()} | {
         one.weight_distribution for one in settings(model).values()
     }
     assert chosen == {method.ranking, method.weight_distribution}
     assert method.norms == "shifted"
-    assert (randomizer.period, randomizer.rate) == (method.period, method.rate)
+    assert (randomizer.period, randomizer.rate, randomizer.steps) == (method.period, method.rate, 10_000)
     assert (randomizer.candidates, randomizer.redrawn_scores) == (method.candidates, method.redrawn_scores)
-    assert (schedule.schedule, schedule.steps) == (method.sparsity_schedule, method.sparsity_schedule_share * 1000)
+    assert (schedule.schedule, schedule.steps) == (method.sparsity_schedule, method.sparsity_schedule_share * 10_000)
+
+
+@pytest.mark.parametrize(("steps", "held"), [(1, 0), (300, 0), (599, 0), (600, 1), (899, 1), (3000, 9)])
+def test_a_search_does_not_end_with_a_round(steps, held):
+    model = network()
+    iterand.prune_(model, 0.9, preset="recommended")
+    randomizer, _ = iterand.recommended_steppers(model, steps=steps)
+    for _ in range(steps):
+        randomizer.step()
+    assert {layer.parametrization.rounds for layer in iterand.masked_layers(model).values()} == {held}
 
 
 def test_other_distributions_are_redrawn_a_tenth_at_a_time():

@@ -206,6 +206,22 @@ def test_every_period_th_step_randomizes(period, steps, expected):
     assert rounds(model) == expected
 
 
+@pytest.mark.parametrize(("steps", "expected"), [(9, [3, 6]), (10, [3, 6]), (11, [3, 6]), (12, [3, 6, 9]), (2, [])])
+def test_no_round_is_held_in_the_last_period_of_the_steps(steps, expected):
+    model = pruned()
+    randomizer = iterand.IterativeRandomization(model, period=3, rate=0.5, steps=steps)
+    held = []
+    for iteration in range(1, steps + 1):
+        before = rounds(model)
+        randomizer.step()
+        if rounds(model) > before:
+            held.append(iteration)
+    assert held == expected
+    for _ in range(3):  # a search that goes on after all
+        randomizer.step()
+    assert rounds(model) == len(expected) + 1
+
+
 def test_a_state_goes_on_where_it_stopped():
     whole, broken = pruned(), pruned()
     randomizer = iterand.IterativeRandomization(whole, period=3, rate=0.5)
@@ -231,6 +247,12 @@ def test_a_state_goes_on_where_it_stopped():
 def test_a_bad_period_is_refused(period):
     with pytest.raises(ValueError, match=r"period is .*; it is a number of iterations, at least 1"):
         iterand.IterativeRandomization(pruned(), period)
+
+
+@pytest.mark.parametrize("steps", [0, -3, 2.5, True, "3"])
+def test_a_bad_number_of_steps_is_refused(steps):
+    with pytest.raises(ValueError, match=r"steps is .*; it is a number of iterations, at least 1"):
+        iterand.IterativeRandomization(pruned(), steps=steps)
 
 
 def test_a_model_without_masks_is_refused():

@@ -223,8 +223,9 @@ class IterativeRandomization(CountingStepper):
     """Lines 5-7 of Algorithm 3 as a stepper: call ``step()`` after the optimizer's, once an iteration.
 
     Every K_per-th step (``period``) the weights that the updated scores prune are randomized at rate r (``rate``);
-    ``candidates``, ``redrawn_scores`` and ``redraw_from`` are those of ``randomize_``. The count of iterations is part
-    of the model's state dict: a model that loads one continues there.
+    ``candidates``, ``redrawn_scores`` and ``redraw_from`` are those of ``randomize_``. If the length of the search is
+    given (``steps``), rounds that fewer than ``period`` steps would follow are left out: what they redraw could not be
+    learned. The count of iterations is part of the model's state dict: a model that loads one continues there.
     """
 
     kind = "randomization"
@@ -238,9 +239,11 @@ class IterativeRandomization(CountingStepper):
         candidates: Candidates = "pruned",
         redrawn_scores: RedrawnScores = "stay",
         redraw_from: RedrawFrom = "fresh",
+        steps: int | None = None,
     ) -> None:
         self.model = model
         self.period = check_int("period", period, "a number of iterations, at least 1", low=1)
+        self.steps = None if steps is None else check_int("steps", steps, "a number of iterations, at least 1", low=1)
         self.rate = check_rate(rate)
         layers = list(require_masked_layers(model).values())
         _check_choices(layers, candidates, redrawn_scores, redraw_from)
@@ -248,9 +251,10 @@ class IterativeRandomization(CountingStepper):
         super().__init__(layer.parametrization for layer in layers)
 
     def step(self) -> None:
-        """Count one iteration; randomize if k + 1 can be divided by K_per."""
+        """Count one iteration; randomize if k + 1 can be divided by K_per, and the search does not end too soon."""
         self._advance()
-        if self.iteration % self.period == 0:
+        ends = self.steps is not None and self.steps - self.period < self.iteration <= self.steps
+        if self.iteration % self.period == 0 and not ends:
             self.randomize()
 
     def randomize(self) -> None:
@@ -283,11 +287,11 @@ class Stepper(Protocol):
 def recommended_steppers(model: nn.Module, *, steps: int) -> list[Stepper]:
     """The steppers that go with ``prune_(..., preset="recommended")``; call ``step()`` of each once an iteration.
 
-    Every 300 iterations pruned weights with negative scores are redrawn (all of signed constants, a tenth of other
-    distributions), and scores follow their weights. Where the signs of scores do not say this (signed, Bernoulli and
-    GEM-Miner masks, magnitudes), a tenth of all pruned weights is redrawn. Existing weights are not redrawn. Where the
-    whole network is ranked as one, the sparsity rises to its final value over the first half of the ``steps``, except
-    with Bernoulli masks.
+    Every 300 iterations, but not in the last 299 of the ``steps``, pruned weights with negative scores are redrawn (all
+    of signed constants, a tenth of other distributions), and scores follow their weights. Where the signs of scores do
+    not say this (signed, Bernoulli and GEM-Miner masks, magnitudes), a tenth of all pruned weights is redrawn. Existing
+    weights are not redrawn. Where the whole network is ranked as one, the sparsity rises to its final value over the
+    first half of the ``steps``, except with Bernoulli masks.
     """
     check_int("steps", steps, "a number of iterations, at least 1", low=1)
     layers = list(require_masked_layers(model).values())
@@ -298,7 +302,7 @@ def recommended_steppers(model: nn.Module, *, steps: int) -> list[Stepper]:
         if _why_signs_say_nothing(layers) is None:
             two_valued = all(mask.settings.weight_distribution == "signed_constant" for mask in masks)
             options = {"rate": 1.0 if two_valued else 0.1, "candidates": "negative", "redrawn_scores": "follow"}
-        steppers.append(IterativeRandomization(model, period=300, **options))
+        steppers.append(IterativeRandomization(model, period=300, steps=steps, **options))
     sampled = any(mask.settings.mask == "bernoulli" for mask in masks)
     if any(isinstance(mask.ranking, GlobalRanking) for mask in masks) and not sampled:
         steppers.append(SparsitySchedule(model, "cubic", steps=max(1, round(0.5 * steps))))
