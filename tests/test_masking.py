@@ -508,3 +508,19 @@ def test_existing_weights_beside_a_layer_without_a_shape(options):
         iterand.prune_(model, 0.5, weights="existing", **options)
     assert not iterand.masked_layers(model)
     assert all(parameter.requires_grad for parameter in model[1].parameters())
+
+
+def test_a_frozen_weight_is_masked_unless_it_is_excluded():
+    def frozen():
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        model[0].requires_grad_(False)
+        return model
+
+    masked = iterand.prune_(frozen(), 0.5)
+    assert [score.requires_grad for score in iterand.scores(masked)] == [True, True]
+    kept = frozen()
+    before = kept[0].weight.clone()
+    iterand.prune_(kept, 0.5, exclude="0.*")
+    assert torch.equal(kept[0].weight, before)
+    assert not kept[0].weight.requires_grad
+    assert list(iterand.masked_layers(kept)) == ["2.weight"]

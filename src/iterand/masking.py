@@ -70,9 +70,10 @@ def prune_(
 ) -> Model:
     """Fill a model with random weights and mask them by trainable scores (Algorithm 1, line 1), in place.
 
-    Weights of linear, convolution, embedding, recurrent and attention layers are masked; an embedding's padding row
-    stays zero. Afterwards only the scores, and parameters that were left alone, take gradients. An
-    ``UnmaskedWarning`` names those that were left alone although no argument names them.
+    Weights of linear, convolution, embedding, recurrent and attention layers are masked, frozen ones
+    (``requires_grad=False``) too; an embedding's padding row stays zero. Afterwards only the scores, and parameters
+    that were left alone, take gradients. An ``UnmaskedWarning`` names those that were left alone although no argument
+    names them.
 
     With ``weights="existing"`` the weights that the model has are masked instead, and never change. Everything that is
     not masked keeps its value and is frozen, except what ``trainable`` names.
