@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import iterand
 from iterand.cli import export, ticket
 from iterand.errors import TicketError
-from iterand.inference.compiled import find_compiler
+from iterand.inference.c.library import find_compiler
 from iterand.lab.networks import build_network
 from ticket_models import mixed, searched
 

@@ -20,8 +20,9 @@ from torch import nn
 import iterand
 from iterand.errors import IterandError, TicketError
 from iterand.inference import compiled
+from iterand.inference.c import library as c_library
 
-needs_compiler = pytest.mark.skipif(not compiled.find_compiler(), reason="needs a C compiler")
+needs_compiler = pytest.mark.skipif(not c_library.find_compiler(), reason="needs a C compiler")
 SHAPE = (3, 8, 8)
 
 
@@ -72,13 +73,13 @@ def cache(built, tmp_path, monkeypatch):
 @pytest.fixture
 def builds(monkeypatch):
     """The folders of builds, which happen only if the cache is not used."""
-    folders, build = [], compiled.build
+    folders, build = [], c_library.build
 
     def counted(source, compiler, folder):
         folders.append(folder)
         return build(source, compiler, folder)
 
-    monkeypatch.setattr(compiled, "build", counted)
+    monkeypatch.setattr(c_library, "build", counted)
     return folders
 
 
@@ -162,7 +163,7 @@ def test_a_library_that_is_not_as_it_was_built_is_built_again(harm, ticket, expe
 def test_a_library_that_another_process_built_meanwhile_stays(ticket, expected, tmp_path, monkeypatch):
     """It may be between its check and its loading."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    build, found = compiled.build, []
+    build, found = c_library.build, []
 
     def late(source, compiler, folder):
         if not found:
@@ -171,7 +172,7 @@ def test_a_library_that_another_process_built_meanwhile_stays(ticket, expected, 
             found[0] = library(tmp_path / "iterand" / "compiled").stat()
         return build(source, compiler, folder)
 
-    monkeypatch.setattr(compiled, "build", late)
+    monkeypatch.setattr(c_library, "build", late)
     monkeypatch.setattr(compiled, "_TRACING", contextlib.nullcontext())
     torch.testing.assert_close(iterand.compile_ticket(ticket, network())(expected[0]), expected[1])
     now = library(tmp_path / "iterand" / "compiled").stat()
@@ -183,7 +184,7 @@ def test_a_cache_whose_files_cannot_be_executed_is_named(ticket, cache, monkeypa
     def refused(path):
         raise OSError(f"{path}: failed to map segment from shared object")
 
-    monkeypatch.setattr("iterand.inference.compiled.ctypes.CDLL", refused)
+    monkeypatch.setattr("iterand.inference.c.library.ctypes.CDLL", refused)
     sentence = re.escape(f"cannot load the network: {library(cache)}: failed") + ".*; set XDG_CACHE_HOME and TMPDIR"
     with pytest.raises(IterandError, match=sentence):
         iterand.compile_ticket(ticket, network(), input_shape=SHAPE)
@@ -240,7 +241,7 @@ def test_a_compiler_that_is_not_there(ticket, monkeypatch):
 @needs_compiler
 def test_a_compiler_may_have_a_relative_path(ticket, expected, tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "cc").symlink_to(shutil.which(compiled.find_compiler()[0]))
+    (tmp_path / "bin" / "cc").symlink_to(shutil.which(c_library.find_compiler()[0]))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CC", "./bin/cc -O1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -348,7 +349,7 @@ def test_a_cache_that_cannot_be_written_is_not_used(ticket, expected, tmp_path, 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(compiled, "atomic_write", full)
+    monkeypatch.setattr(c_library, "atomic_write", full)
     images, outputs = expected
     torch.testing.assert_close(iterand.compile_ticket(ticket, network())(images), outputs)
 

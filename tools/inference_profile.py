@@ -20,7 +20,7 @@ import torch
 
 import iterand
 from iterand.inference.c.emitter import emit
-from iterand.inference.compiled import NATIVE, find_compiler
+from iterand.inference.c.library import NATIVE, find_compiler
 from iterand.inference.graph import trace
 from iterand.inference.quantization import calibrate
 from iterand.lab.training import environment

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from iterand.errors import IterandError
 from iterand.inference.c.emitter import Source, emit
-from iterand.inference.compiled import Library, build, find_compiler
+from iterand.inference.c.library import Library, build, find_compiler
 from iterand.inference.graph import trace
 from iterand.inference.models import evaluating
 from iterand.inference.nodes import Graph
