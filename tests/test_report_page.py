@@ -200,6 +200,19 @@ def test_a_link_to_a_folded_part_opens_it(browser, pages):
     assert browser.run("document.querySelector('#unmatched details').open")
 
 
+def test_the_hardware_of_a_run_leads_to_its_versions_and_command(browser, pages):
+    browser.open(pages / "full.html")
+    runs = "[...document.querySelectorAll('{} tbody tr')].map(row => row.cells[{}].textContent)"
+    assert browser.run(runs.format("#machines", 1) + "[0]") == browser.run(
+        "document.querySelector('.facts div:nth-child(3) dd').textContent.trim()"
+    )
+    first = "document.querySelector('#machine-1').checkVisibility()"
+    assert not browser.run(first)
+    link = "document.querySelector('a[href=\"#machine-1\"]')"
+    browser.run(f"new Promise(done => {{ addEventListener('hashchange', done); {link}.click(); }})")
+    assert browser.run(first)
+
+
 def test_a_phone_never_scrolls_sideways(browser, pages):
     browser.open(pages / "full.html", width=360, height=740, phone=True)
     browser.run("document.querySelectorAll('details').forEach(folded => folded.open = true)")
