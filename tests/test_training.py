@@ -319,6 +319,14 @@ def test_methods_differ_in_what_they_do():
     assert [type(stepper).__name__ for stepper in scheduled.steppers] == ["IterativeRandomization", "SparsitySchedule"]
 
 
+@pytest.mark.parametrize(("late", "rounds"), [("true", 3), ("false", 2)])  # after 2, 4 and 6 of 6 iterations
+def test_late_rounds_can_be_left_out(tmp_path, late, rounds):
+    folder = RunFolder(tmp_path / "run")
+    run(small(f"late_rounds={late}"), folder, device=CPU)
+    ticket = iterand.read_ticket(folder.path / "model.ticket")
+    assert {layer.header.rounds for layer in ticket.layers.values()} == {rounds}
+
+
 def test_edge_popup_is_iterand_at_rate_0(tmp_path):
     edge_popup = run(small("method.name=edge_popup"), RunFolder(tmp_path / "a"), device=CPU)["result"]
     at_rate_0 = run(small("rate=0"), RunFolder(tmp_path / "b"), device=CPU)["result"]

@@ -115,6 +115,7 @@ def _steppers(model: nn.Module, method: Any, iterations: int) -> list[Stepper]:
                 candidates=method.candidates,
                 redrawn_scores=method.redrawn_scores,
                 redraw_from=method.redraw_from,
+                steps=None if method.late_rounds else iterations,
             )
         )
     if method.sparsity_schedule != "constant":

@@ -166,6 +166,9 @@ class MethodRecipe:
     """The share of the iterations over which the sparsity rises."""
     period: int = _count(300, 1)
     """K_per: iterations between rounds of randomization."""
+    late_rounds: bool = True
+    """Whether weights are redrawn in the last ``period`` iterations, too, as in the paper. In short searches, false is
+    often better: what is redrawn last has little time to be learned."""
     rate: float = _number(0.1, 0, 1)
     """r: probability with which a candidate is redrawn in a round."""
     candidates: str = _choice("pruned", *randomization.CANDIDATES)
