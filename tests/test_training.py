@@ -319,6 +319,18 @@ def test_methods_differ_in_what_they_do():
     assert [type(stepper).__name__ for stepper in scheduled.steppers] == ["IterativeRandomization", "SparsitySchedule"]
 
 
+def test_convolutions_that_torch_computes_wrongly_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    photos = write_image_folder(tmp_path / "photos", {"": 6}, ("blue", "red"))
+    settings = ["data.name=image_folder", f"data.path={photos}", "image_size=32", "network.name=resnet20", "epochs=1"]
+    refused = pin(small(*settings, "batch_size=4", "channels_last=true"), None)
+    with pytest.raises(RecipeError, match=r"'\S+', a strided 1x1 convolution of 4 channels; set channels_last = false"):
+        run(refused, RunFolder(tmp_path / "refused"), device=CPU)
+    for way in ("channels_last=false", "width_factor=0.5"):
+        trained = recipe_file.override(refused, [way])
+        assert run(trained, RunFolder(tmp_path / way), device=CPU)["metrics"]
+
+
 @pytest.mark.parametrize(("late", "rounds"), [("true", 3), ("false", 2)])  # after 2, 4 and 6 of 6 iterations
 def test_late_rounds_can_be_left_out(tmp_path, late, rounds):
     folder = RunFolder(tmp_path / "run")

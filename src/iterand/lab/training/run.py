@@ -80,6 +80,7 @@ def run(
         teacher = _load_teacher(recipe, data, device, folder.path)
         session = build_session(recipe, data, device, ranks, code)  # network, masks, optimizer, steppers
         _check_session(session, teacher, data)
+        _check_convolutions(session)
         checkpoint = ranks.checkpoint_from_first(folder.last_checkpoint())
         if checkpoint is not None:
             session.restore(checkpoint)
@@ -246,6 +247,21 @@ def _check_session(session: Session, teacher: Teacher | None, data: Dataset[Spli
                     f"method.period is {method.period}: {steps // method.period} rounds give more different draws of "
                     f"{name!r} than a ticket holds; set it to {steps // MAX_ALPHABET + 1} or more"
                 )
+
+
+def _check_convolutions(session: Session) -> None:
+    """Refuse what torch computes wrongly: with AVX2, these weight gradients overrun a buffer (oneDNN issue 6035)."""
+    training = session.recipe.training
+    with_avx2 = session.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    if not (with_avx2 and training.channels_last and training.precision == "float32"):
+        return
+    for name, layer in session.model.named_modules():
+        strided = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.stride != (1, 1)
+        if strided and layer.groups == 1 and layer.in_channels < 8:
+            raise RecipeError(
+                f"with channels_last = true, torch computes wrong gradients on this processor for {name!r}, a strided "
+                f"1x1 convolution of {counted(layer.in_channels, 'channel')}; set channels_last = false"
+            )
 
 
 def _check_teacher(session: Session, teacher: Teacher, data: Dataset[Split]) -> None:
