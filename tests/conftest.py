@@ -220,7 +220,7 @@ def cli(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("warnings.showwarning", None)  # main() replaces it; this puts it back
-    for module in ("console", "reproduce"):  # which say now and then how far runs are, if they take long
+    for module in ("console", "runs_table"):  # which say now and then how far runs are, if they take long
         monkeypatch.setattr(f"iterand.cli.{module}._SECONDS_A_LINE", math.inf)
 
     def call(*arguments):

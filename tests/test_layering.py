@@ -104,7 +104,7 @@ def test_nothing_needs_modules_that_windows_has_not():
 
 
 def test_only_figures_pages_and_theory_need_the_lab():
-    exempt = [f"iterand.lab.report.{name}" for name in ("figures",)]
+    exempt = ["iterand.lab.report.figures", "iterand.lab.report.plots"]
     others = "onnx onnxruntime onnxscript ray lightning pytorch_lightning transformers huggingface_hub accelerate timm"
     exempt += [*TRAINERS, "iterand.lab.theory", "iterand.__main__"]
     found = run(WITHOUT, f"{LAB} {others}", *exempt)

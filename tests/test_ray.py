@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from forked import Command
 from iterand.cli import reproduce as cli_reproduce
+from iterand.cli import runs_table
 from iterand.cli.main import app
 from iterand.errors import IterandError, MissingExtraError
 from iterand.lab.experiments import cluster as engine
@@ -341,11 +342,11 @@ def shown(table):
 
 def test_the_live_table(tmp_path, monkeypatch):
     screen = Console(file=io.StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr(cli_reproduce, "err", screen)
+    monkeypatch.setattr(runs_table, "err", screen)
     tasks = [task(f"seed {seed}", tmp_path, f"seed={seed}") for seed in range(14)]
     tasks.append(replace(tasks[0], label="other/seed 0"))
     head = ["pending", "running", "done", "failed"]
-    with cli_reproduce.watching(tasks) as table:
+    with runs_table.watching(tasks) as table:
         assert shown(table) == [head, ["digits", "14", "0", "0", "0"], ["other", "1", "0", "0", "0"]]
         for one in tasks[:13]:
             table(Event("started", one, {"host": "node7", "pid": 1}))
@@ -371,16 +372,16 @@ def test_the_live_table(tmp_path, monkeypatch):
 
 def test_lines_where_there_is_no_terminal(tmp_path, monkeypatch):
     screen = Console(file=io.StringIO(), width=40)
-    monkeypatch.setattr(cli_reproduce, "err", screen)
-    monkeypatch.setattr(cli_reproduce, "_SECONDS_A_LINE", math.inf)
+    monkeypatch.setattr(runs_table, "err", screen)
+    monkeypatch.setattr(runs_table, "_SECONDS_A_LINE", math.inf)
     first, second = (task(f"seed {seed}", tmp_path, f"seed={seed}") for seed in range(2))
-    with cli_reproduce.watching([first, second]) as table:
+    with runs_table.watching([first, second]) as table:
         table(Event("started", first, {}))
         table(Event("progress", first, {"done": 1, "total": 2, "loss": 0.5}))
         assert screen.file.getvalue() == ""
-        monkeypatch.setattr(cli_reproduce, "_SECONDS_A_LINE", -1.0)
+        monkeypatch.setattr(runs_table, "_SECONDS_A_LINE", -1.0)
         table(Event("progress", first, {"done": 2, "total": 2, "loss": 0.5}))
-        monkeypatch.setattr(cli_reproduce, "_SECONDS_A_LINE", math.inf)
+        monkeypatch.setattr(runs_table, "_SECONDS_A_LINE", math.inf)
         table(Event("done", first, {"result": {"test_accuracy": 50.0}}))
         table(Event("failed", second, {"error": "no [luck]"}))
     assert screen.file.getvalue().splitlines() == [

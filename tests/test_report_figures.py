@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from iterand.lab.experiments.catalog import experiment_names, find_experiment
 from iterand.lab.experiments.experiment import Cell, PaperNumber
-from iterand.lab.report import figures
+from iterand.lab.report import plots
 from iterand.lab.report.assembly import read_report
 from iterand.lab.report.figures import draw
 from iterand.lab.report.formats import as_html
@@ -81,7 +81,7 @@ class TestDrawing:
     def test_curves(self, tmp_path, monkeypatch, axes):
         outcome = outcome_of(tmp_path, monkeypatch, widths(), (87.0, 88.0), (90.0,), (), (92.0,))
         (panel,) = panels(outcome, "width")
-        figures.curves(axes, panel, Styles(), "width", "accuracy")
+        plots.curves(axes, panel, Styles(), "width", "accuracy")
         assert lines(axes) == [
             ([0.5, 1.0], [88.0, 90.0], True),  # the paper's IteRand
             ([0.5, 1.0], [87.5, 90.0], False),
@@ -99,7 +99,7 @@ class TestDrawing:
         cells = tuple(Cell("", recipe(sparsity=p), (("sparsity", p),)) for p in places)
         experiment = replace(widths(), cells=cells, across="sparsity")
         (panel,) = panels(outcome_of(tmp_path, monkeypatch, experiment, (50.0,)), "sparsity")
-        figures.curves(axes, panel, Styles(), "sparsity", "accuracy")
+        plots.curves(axes, panel, Styles(), "sparsity", "accuracy")
         names = [label.get_text() for label in axes.get_xticklabels()]
         assert names == ["0.1", "0.3", "0.5", "0.7", "0.9", "", "0.99"]
         assert list(axes.get_xticks()) == list(places)
@@ -108,7 +108,7 @@ class TestDrawing:
         experiment = replace(widths(), plot="bars", across="width")
         outcome = outcome_of(tmp_path, monkeypatch, experiment, (87.0, 88.0), (90.0,), (), (92.0,))
         (panel,) = panels(outcome, "width")
-        figures.dots(axes, panel, Styles(), "width", "accuracy")
+        plots.dots(axes, panel, Styles(), "width", "accuracy")
         assert [label.get_text() for label in axes.get_yticklabels()] == ["0.5", "1"]
         drawn = sorted((line.get_xdata()[0], round(line.get_ydata()[0])) for line in axes.get_lines())
         assert drawn == [(87.5, 0), (88.0, 0), (89.0, 0), (90.0, 1), (90.0, 1), (91.0, 1), (92.0, 1)]
@@ -123,7 +123,7 @@ class TestDrawing:
         experiment = replace(widths(), cells=(*cells, other, other), plot="bars", across="")
         outcome = outcome_of(tmp_path, monkeypatch, experiment, (87.0,), (), (92.0,))
         panel, _ = panels(outcome)
-        figures.dots(axes, panel, Styles(), "", "accuracy")
+        plots.dots(axes, panel, Styles(), "", "accuracy")
         names = [label.get_text().replace("\u00a0", " ") for label in axes.get_yticklabels()]
         assert names == ["p = 0.5", "a supermask of many coats and\nwords, p = 0.9"]
         assert [line.get_ydata()[0] for line in axes.get_lines()] == [0, 1]
@@ -133,9 +133,9 @@ class TestDrawing:
             write_runs(tmp_path, cell.recipe, 50.0)
         (outcome,) = (found for found in read_report(tmp_path).started if found.experiment.name == "claims")
         (panel,) = panels(outcome, "")
-        figure = Figure(figsize=(4.4, figures.dots_height(panel, "")), layout="constrained")
+        figure = Figure(figsize=(4.4, plots.dots_height(panel, "")), layout="constrained")
         axes = figure.add_subplot()
-        figures.dots(axes, panel, Styles(), "", "test accuracy (%)")
+        plots.dots(axes, panel, Styles(), "", "test accuracy (%)")
         figure.draw_without_rendering()
         assert axes.get_position().width > 0.4
         boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
@@ -150,7 +150,7 @@ class TestDrawing:
         experiment = replace(widths(), cells=cells, plot="heat map", across="period")
         outcome = outcome_of(tmp_path, monkeypatch, experiment, (91.0,), (92.0,), (93.0,))
         (panel,) = panels(outcome, "period", "rate")
-        figures.heat_map(axes, panel, "period", "rate")
+        plots.heat_map(axes, panel, "period", "rate")
         words = {(text.xy, text.get_text()) for text in axes.texts}
         assert words == {
             ((1, 0), "91.00"), ((1, 0), "(110.00)"), ((0, 0), "92.00"), ((0, 0), "(81.00)"),
@@ -165,14 +165,14 @@ class TestDrawing:
         experiment = replace(widths(), cells=cells, plot="parameters")
         outcome = outcome_of(tmp_path, monkeypatch, experiment, (69.0,), (76.0,))
         (panel,) = panels(outcome, "network")
-        figures.sizes(axes, panel, Styles(), "accuracy")
+        plots.sizes(axes, panel, Styles(), "accuracy")
         assert lines(axes) == [([1.0, 6.38], [75.0, 70.0], True), ([1.0, 6.38], [76.0, 69.0], False)]
         assert {(text.get_text(), text.xy) for text in axes.texts} == {("A", (6.38, 70.0)), ("B", (1.0, 76.0))}
 
     def test_training_curves_are_means_with_a_band(self, tmp_path, monkeypatch, axes):
         experiment = replace(widths(), cells=widths().cells[:1], plot="training", across="")
         (panel,) = panels(outcome_of(tmp_path, monkeypatch, experiment, (90.0, 92.0)))
-        figures.training(axes, panel, Styles(), "validation_accuracy", "accuracy")
+        plots.training(axes, panel, Styles(), "validation_accuracy", "accuracy")
         # Epoch by epoch 86, 88, 90 and 88, 90, 92, whose deviation is √2.
         assert lines(axes) == [([1, 2, 3], [87.0, 89.0, 91.0], False)]
         (band,) = axes.collections

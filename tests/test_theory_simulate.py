@@ -8,7 +8,7 @@ import torch
 
 from iterand import memory, philox
 from iterand.errors import NotEnoughMemoryError
-from iterand.lab.theory import bounds, exact, simulate, tables
+from iterand.lab.theory import best_choice, bounds, exact, tables
 from iterand.lab.theory.exact import Tolerance
 from iterand.lab.theory.simulate import HalfDraws, estimate, half_draws, search, simulated_width, uniform, width_draws
 from width_two import least_failure
@@ -123,53 +123,53 @@ def plain_best_error(u, v, weight):
 class TestBest:
     @pytest.mark.parametrize(("width", "rounds"), [(1, 3), (2, 3), (3, 2), (4, 1)])
     def test_exhaustive_is_what_loops_find(self, width, rounds):
-        u, v = simulate.draws(width, rounds, 5)
-        found = simulate.best_error(u, v, 0.6)
+        u, v = best_choice.draws(width, rounds, 5)
+        found = best_choice.best_error(u, v, 0.6)
         for trial in range(5):
             assert float(found[trial]) == pytest.approx(plain_best_error(u[trial], v[trial], 0.6), abs=1e-12)
 
     def test_the_slopes_are_the_network(self):
         """The error by slopes is the error of g on a fine grid."""
-        u, v = simulate.draws(2, 1, 50, seed=4)
+        u, v = best_choice.draws(2, 1, 50, seed=4)
         x = torch.linspace(-1, 1, 201).double()
         for mask in itertools.product([0.0, 1.0], repeat=2):
             kept = v[:, :, 0].double() * torch.tensor(mask).double()
             outputs = (kept[:, :, None] * (u.double() * x).relu()).sum(dim=1)
             grid = (0.7 * x - outputs).abs().amax(dim=1)
-            assert (simulate.best_error(u, v, 0.7) <= grid + 1e-12).all()
+            assert (best_choice.best_error(u, v, 0.7) <= grid + 1e-12).all()
 
     @pytest.mark.parametrize("weight", [1.0, 0.4, -0.7, 0.0])
     def test_fast_equals_exhaustive_at_width_two(self, weight):
-        u, v = simulate.draws(2, 4, 200)
-        torch.testing.assert_close(simulate.best_error_width_two(u, v, weight), simulate.best_error(u, v, weight))
+        u, v = best_choice.draws(2, 4, 200)
+        torch.testing.assert_close(best_choice.best_error_width_two(u, v, weight), best_choice.best_error(u, v, weight))
 
     @pytest.mark.parametrize("weight", [1.0, -0.3])
     @pytest.mark.parametrize(("width", "rounds"), [(2, 1), (2, 5), (4, 3)])
     def test_the_construction_is_never_better(self, width, rounds, weight):
-        u, v = simulate.draws(width, rounds, 100)
-        assert (simulate.construction_error(u, v, weight) >= simulate.best_error(u, v, weight) - 1e-12).all()
+        u, v = best_choice.draws(width, rounds, 100)
+        assert (best_choice.construction_error(u, v, weight) >= best_choice.best_error(u, v, weight) - 1e-12).all()
 
     def test_construction_within_tolerance_means_within_epsilon(self):
         """|w − v·u| ≤ ε, not ε/2, for one half; and no more than that for both, since one is active at a time."""
         epsilon = 0.2
-        u, v = simulate.draws(2, 40, 500)
+        u, v = best_choice.draws(2, 40, 500)
         near_u = torch.stack([(u[:, 0] - 1).abs().amin(1), (u[:, 1] + 1).abs().amin(1)])
         near_v = torch.stack([(v[:, 0] - 0.9).abs().amin(1), (v[:, 1] + 0.9).abs().amin(1)])
         held = ((near_u <= epsilon / 2) & (near_v <= epsilon / 2)).all(dim=0)
-        errors = simulate.construction_error(u, v, 0.9)[held]
+        errors = best_choice.construction_error(u, v, 0.9)[held]
         assert len(errors) > 100
         assert epsilon / 2 < float(errors.max()) <= epsilon
 
     def test_no_masks_save_the_proposition(self):
         """ε = .1, δ = .001 and the proposition's R = 111: failure above δ whatever draws and masks are taken."""
         rounds = bounds.scalar_rounds(0.1, 0.001)
-        (failure,) = simulate.best_failures(0.1, [rounds], trials=20_000)
+        (failure,) = best_choice.best_failures(0.1, [rounds], trials=20_000)
         assert failure.low > 0.001
         assert failure.high > least_failure(0.1, rounds)
 
     def test_too_many_choices_are_refused(self):
         with pytest.raises(ValueError, match="width 4 with 9 draws a weight has 45212176 choices"):
-            simulate.best_error(*simulate.draws(4, 9, 1), 1.0)
+            best_choice.best_error(*best_choice.draws(4, 9, 1), 1.0)
 
 
 def test_failure_rows_line_up():
@@ -201,8 +201,8 @@ class TestCost:
         HalfDraws([0.5], Tolerance(0.05, 0.05), 300, trials=2000, progress=made.append)
         assert sum(made) == pytest.approx(half_draws([0.5], Tolerance(0.05, 0.05), 300, trials=2000), rel=0.05)
         made.clear()
-        simulate.best_failures(0.1, [1, 8, 20], trials=50, progress=made.append)
-        assert sum(made) == simulate.best_draws([1, 8, 20], trials=50) == 4 * 50 * (20 + 29)
+        best_choice.best_failures(0.1, [1, 8, 20], trials=50, progress=made.append)
+        assert sum(made) == best_choice.best_draws([1, 8, 20], trials=50) == 4 * 50 * (20 + 29)
 
     @pytest.mark.parametrize(
         ("call", "message"),
@@ -213,7 +213,7 @@ class TestCost:
             ),
             (lambda: HalfDraws([1.0], Tolerance(1e-9, 1e-9), 10**9), r"simulating halves takes about .* draws"),
             (
-                lambda: simulate.best_failures(1e-6, [10**9]),
+                lambda: best_choice.best_failures(1e-6, [10**9]),
                 r"finding the best of 1,000,000,000 rounds takes about 2e\+13 draws",
             ),
             (
@@ -231,7 +231,7 @@ class TestCost:
         [
             lambda: simulated_width(0.9, 0.05, 50, trials=10**9),
             lambda: HalfDraws([1.0], Tolerance(0.9, 0.9), 50, trials=10**9),
-            lambda: simulate.best_failures(0.1, [10**8], trials=1),
+            lambda: best_choice.best_failures(0.1, [10**8], trials=1),
         ],
     )
     def test_what_would_take_more_memory_than_there_is_is_refused(self, monkeypatch, call):

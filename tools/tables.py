@@ -536,11 +536,11 @@ def untrained_norms() -> Lines:
         if network not in UNTRAINED_NORMS:
             continue
         usual = whole.cell.recipe
-        trained, untrained_ones = tuned(usual), tuned(replace(usual, method=replace(usual.method, train_norms=False)))
-        both = trained.keys() & untrained_ones.keys()
+        with_norms, without = tuned(usual), tuned(replace(usual, method=replace(usual.method, train_norms=False)))
+        both = with_norms.keys() & without.keys()
         (epochs,) = {epochs for epochs, _, _ in both}
         others = cells("best", network=network, method=UNTRAINED).get((0.0,))
-        short = [f"{max(found[place] for place in both):.2f}" for found in (trained, untrained_ones)]
+        short = [f"{max(grid[place] for place in both):.2f}" for grid in (with_norms, without)]
         search = min(cells("best", network=network, method="IteRand").items())[1]
         untrained = others.summary if others else None
         rows.append([

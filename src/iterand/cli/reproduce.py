@@ -3,8 +3,6 @@
 import os
 import signal
 import sys
-import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import partial
@@ -13,29 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich import box
-from rich.console import Group
-from rich.live import Live
-from rich.progress import TaskID
 from rich.table import Table
 
 from iterand.cli import options
-from iterand.cli.console import err, out, print_json, progress_bar, say, warn
+from iterand.cli.console import err, out, print_json, warn
 from iterand.cli.options import DataDir, Json
+from iterand.cli.runs_table import watching
 from iterand.cli.train import Compile, Device, Graph
 from iterand.lab.report.formatting import plus_minus, size
 from iterand.lab.training.environment import Interrupted
 
 if TYPE_CHECKING:
     from iterand.lab.experiments.experiment import Experiment
-    from iterand.lab.experiments.local import Event, Task
+    from iterand.lab.experiments.local import Task
     from iterand.lab.experiments.sweep import CellResult, Engine
 
 _OWN_COLUMNS = ("trained", "test accuracy (%)", "weights kept", "float32", "ticket")
 _RANDOMIZATION = "a randomization (ms)"
-_STATES = ("pending", "running", "done", "failed")
-_STATE_AFTER = {"started": "running", "progress": "running", "done": "done", "failed": "failed"}
-_MOST_BARS = 12  # the rest of the runs is only counted
-_SECONDS_A_LINE = 30.0  # where progress goes to a file instead of a terminal
 
 
 def reproduce(
@@ -270,82 +262,3 @@ def _table(experiment: "Experiment", cells: list["CellResult"], scale: str) -> T
         }
         table.add_row(row["label"], *(texts[column] for column in columns))
     return table
-
-
-# Progress of the runs
-
-
-@contextmanager
-def watching(tasks: Sequence["Task"]) -> Iterator["RunsTable"]:
-    """A live table of these runs on stderr, updated by calling it with events; lines where stderr is no terminal."""
-    table = RunsTable(tasks)
-    if not err.is_terminal:
-        yield table
-        return
-    with Live(table, console=err, transient=True):
-        yield table
-
-
-class RunsTable:
-    """The state and progress of each run."""
-
-    def __init__(self, tasks: Sequence["Task"]) -> None:
-        self.states = dict.fromkeys(tasks, "pending")
-        self.progress = progress_bar()
-        self.bars: dict[Task, TaskID] = {}
-        self._printed = time.monotonic()
-
-    def __call__(self, event: "Event") -> None:
-        """Update the table by an event."""
-        self.states[event.task] = _STATE_AFTER[event.kind]
-        if event.kind == "started":
-            self._remove_bar(event.task)  # the run lost its worker and is restarted
-            note = f"on {event.value['host']}" if "host" in event.value else ""
-            self.bars[event.task] = self.progress.add_task(event.task.label, total=None, note=note)
-        elif event.kind == "progress":
-            value = event.value
-            note = f"loss {value['loss']:.3f}" if "loss" in value else ""
-            bar = {"total": value["total"], "completed": value["done"], "note": note}
-            self.progress.update(self.bars[event.task], **bar)
-        else:
-            self._remove_bar(event.task)
-        for number, bar_id in enumerate(self.bars.values()):
-            self.progress.update(bar_id, visible=number < _MOST_BARS)
-        if not err.is_terminal:
-            self._print_line(event)
-
-    def __rich__(self) -> Group:
-        """A row per experiment, and a bar per run."""
-        table = Table("", *_STATES, box=None, header_style="bold")
-        for column in table.columns[1:]:
-            column.justify = "right"
-        of_experiments: dict[str, Counter[str]] = {}
-        for task, state in self.states.items():
-            of_experiments.setdefault(task.label.partition("/")[0], Counter())[state] += 1
-        for name, count in of_experiments.items():
-            table.add_row(name, *(str(count[state]) for state in _STATES))
-        return Group(table, self.progress)
-
-    def _remove_bar(self, task: "Task") -> None:
-        bar = self.bars.pop(task, None)
-        if bar is not None:
-            self.progress.remove_task(bar)
-
-    def _print_line(self, event: "Event") -> None:
-        """A line for each run that ends, and one from time to time."""
-        count = Counter(self.states.values())
-        if event.kind in ("done", "failed"):
-            ended = f"{count['done'] + count['failed']}/{len(self.states)}"
-            line = f"{ended} {event.task.label}: {_outcome(event)}"
-        elif time.monotonic() - self._printed > _SECONDS_A_LINE:
-            line = ", ".join(f"{count[state]} {state}" for state in _STATES)
-        else:
-            return
-        self._printed = time.monotonic()
-        say(line, to=err)
-
-
-def _outcome(event: "Event") -> str:
-    if event.kind == "failed":
-        return str(event.value["error"])
-    return f"test accuracy {event.value['result']['test_accuracy']:.2f} %"

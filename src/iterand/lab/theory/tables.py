@@ -11,7 +11,7 @@ from matplotlib.backend_bases import FigureCanvasBase
 from matplotlib.figure import Figure
 
 from iterand import files
-from iterand.lab.theory import bounds, exact, simulate
+from iterand.lab.theory import best_choice, bounds, exact
 from iterand.lab.theory.construct import ErrorRow
 from iterand.lab.theory.simulate import (
     Estimate,
@@ -109,7 +109,7 @@ def width_row(
 def failure_rows_draws(epsilon: float, rounds: Sequence[int], *, weight: float = 1.0, trials: int) -> float:
     """How many draws ``failure_rows`` makes on average."""
     halves = half_draws([weight], exact.scalar_tolerance(epsilon), max(rounds), trials=trials)
-    return halves + simulate.best_draws(rounds, trials=trials)
+    return halves + best_choice.best_draws(rounds, trials=trials)
 
 
 def failure_rows(
@@ -126,7 +126,7 @@ def failure_rows(
     exact_halves = [exact.half_failure([weight], tolerance, count) for count in rounds]
     check_draws(failure_rows_draws(epsilon, rounds, weight=weight, trials=trials), f"simulating epsilon {epsilon:g}")
     halves = HalfDraws([weight], tolerance, max(rounds), trials=trials, seed=seed, progress=progress)
-    best_of_all = simulate.best_failures(epsilon, rounds, weight=weight, trials=trials, seed=seed, progress=progress)
+    best_of_all = best_choice.best_failures(epsilon, rounds, weight=weight, trials=trials, seed=seed, progress=progress)
     rows = []
     for count, half, best_failure in zip(rounds, exact_halves, best_of_all):
         rows.append(
@@ -153,9 +153,9 @@ def best_rows(
     """The best choice, by exhaustive search, against the construction, for small (width, R)."""
     rows = []
     for width, rounds in cases:
-        u, v = simulate.draws(width, rounds, trials, seed)
-        medians = (float(error(u, v, weight).median()) for error in (simulate.best_error, simulate.construction_error))
-        rows.append(BestRow(width, rounds, *medians))
+        u, v = best_choice.draws(width, rounds, trials, seed)
+        errors = best_choice.best_error(u, v, weight), best_choice.construction_error(u, v, weight)
+        rows.append(BestRow(width, rounds, *(float(error.median()) for error in errors)))
     return rows
 
 
