@@ -50,6 +50,7 @@ def test_it_reads_as_a_table_and_as_json():
     assert "25 / 100" in lines[1]
     assert "25.0 %" in lines[1]
     assert "37 / 150" in lines[-2]
+    assert lines[-1] == "0 rounds of randomization; masked weights: about 0.0 kB in a ticket, 0.6 kB as float32"
     assert json.loads(json.dumps(summary.to_dict()))["kept"] == 37
 
 

@@ -102,7 +102,8 @@ class Summary:
         widths = [max(map(len, column)) for column in zip(*rows)]
         lines = ["  ".join(_pad(cell, width, i) for i, (cell, width) in enumerate(zip(row, widths))) for row in rows]
         rounds = f"{counted(self.rounds, 'round')} of randomization"
-        ending = f"{rounds}; {self.bits / 8e3:,.1f} kB, {self.total / 250:,.1f} kB as float32"
+        sizes = f"about {self.bits / 8e3:,.1f} kB in a ticket, {self.total / 250:,.1f} kB as float32"
+        ending = f"{rounds}; masked weights: {sizes}"
         return "\n".join([*lines[:-1], "-" * len(lines[0]), lines[-1], ending, *self._notes()])
 
     def _notes(self) -> list[str]:
