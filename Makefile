@@ -1,8 +1,10 @@
 # Two commands to know: `make quickstart` and `make test`.
 PYTHON ?= python3
 BIN := .venv/bin
+# Without --no-compile, pip compiles thousands of files of which few are imported; Python compiles those it imports.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
-# The tests start many processes, which would each compile the package again.
+# Bytecode is kept: many processes import the same files.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart test lint style types types-windows docs format report dist clean
@@ -41,20 +43,20 @@ format: .venv/installed-dev
 dist: .venv/installed-dev
 	$(BIN)/python -m build --no-isolation
 
+# The pip that comes with Python 3.11 needs twice as long to choose the versions.
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "iterand needs Python 3.11 or newer; set PYTHON=...")'
 	$(PYTHON) -m venv .venv
+	$(INSTALL) --upgrade pip
 
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[lab]'
+	$(INSTALL) -c constraints.txt -e '.[lab]'
 	@touch $@
 
 # timm without its dependencies: torchvision's wheels fit only one build of torch, and the tests need nothing of it.
-# Bytecode on all processors, where pip uses one; some packages hold files that are no Python of this release.
 .venv/installed-dev: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps 'timm>=1.0.12'
-	$(BIN)/python -W ignore -m compileall -qq -j 0 .venv/lib || true
+	$(INSTALL) -c constraints.txt -e '.[dev]'
+	$(INSTALL) --no-deps 'timm>=1.0.12'
 	@touch $@
 
 clean:
