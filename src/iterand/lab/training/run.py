@@ -13,30 +13,29 @@ import torch
 from torch import nn
 
 from iterand.checks import counted, shown
-from iterand.errors import CheckpointError, DataError, IterandError, RecipeError, UnmaskedWarning
+from iterand.errors import CheckpointError, DataError, RecipeError, UnmaskedWarning
 from iterand.lab.data import IMAGE_FOLDER, Dataset, Split, load_data
 from iterand.lab.data.image_folder import fingerprint
 from iterand.lab.data.text import TextSplit
 from iterand.lab.networks.external import UserCode
 from iterand.lab.training import environment, recipe_file
 from iterand.lab.training.checkpoint import read_checkpoint
+from iterand.lab.training.checks import check_convolutions, check_ranks, check_session
 from iterand.lab.training.distributed import ALONE, Ranks
 from iterand.lab.training.environment import StopRequest, stop_request
 from iterand.lab.training.folder import RECORD_FORMAT, TICKET, FollowerFolder, RunFolder
-from iterand.lab.training.loop import NullObserver, Observer, check_norm_statistics, steps_per_epoch, train
+from iterand.lab.training.loop import NullObserver, Observer, steps_per_epoch, train
 from iterand.lab.training.methods import pruned_count
 from iterand.lab.training.network import build_for_data, ticket_options
 from iterand.lab.training.recipe import Recipe
 from iterand.lab.training.session import Session, selected_epoch
-from iterand.lab.training.steps import Execution, Teacher, choose_step, evaluate, forward
+from iterand.lab.training.steps import Execution, Teacher, choose_step, evaluate
 from iterand.masking import fold_
 from iterand.memory import exhaustion_explained
 from iterand.parametrization import MaskedParametrization
 from iterand.randomization import IterativeRandomization
 from iterand.surgery import masked_layers
 from iterand.ticket import load_ticket, read_ticket, save_ticket
-from iterand.ticket.codec import MAX_ALPHABET
-from iterand.ticket.encode import holds_rounds
 
 _TIMED_RANDOMIZATIONS = 3
 _IN_TICKETS = ("test_accuracy", "test_loss", "validation_accuracy", "tested_epoch")  # the record has everything
@@ -70,17 +69,17 @@ def run(
         code.explained() if code else nullcontext(),
         exhaustion_explained(_LESS_MEMORY),
     ):
-        _check_ranks(ranks, recipe)
+        check_ranks(ranks, recipe)
         record = ranks.from_first(folder.record())
         if record is not None:
             return record
 
         data = _load_data(recipe, device, data_dir)
-        _check_ranks(ranks, recipe, data)
+        check_ranks(ranks, recipe, data)
         teacher = _load_teacher(recipe, data, device, folder.path)
         session = build_session(recipe, data, device, ranks, code)  # network, masks, optimizer, steppers
-        _check_session(session, teacher, data)
-        _check_convolutions(session)
+        check_session(session, teacher, data)
+        check_convolutions(session)
         checkpoint = ranks.checkpoint_from_first(folder.last_checkpoint())
         if checkpoint is not None:
             session.restore(checkpoint)
@@ -117,7 +116,7 @@ def check_run(recipe: Recipe, *, data_dir: Path | None = None, code: UserCode | 
     with code.explained() if code else nullcontext(), exhaustion_explained(_LESS_MEMORY):
         data = _load_data(recipe, cpu, data_dir)
         teacher = _load_teacher(recipe, data, cpu)
-        _check_session(build_session(recipe, data, cpu, code=code), teacher, data)
+        check_session(build_session(recipe, data, cpu, code=code), teacher, data)
 
 
 def evaluate_run(path: Path, *, device: torch.device, data_dir: Path | None = None) -> dict[str, Any]:
@@ -163,19 +162,6 @@ def _check_data(recipe: Recipe, data: Dataset[Split], folder: Path | None) -> No
             "itself, it now tests images that may have been trained with",
             stacklevel=3,
         )
-
-
-def _check_ranks(ranks: Ranks, recipe: Recipe, data: Dataset[Split] | None = None) -> None:
-    """Refuse ranks with other settings or data than the first: they would wait for each other, or train in vain."""
-    sizes = [len(split) for split in (data.train, data.validation, data.test)] if data else []
-    (first, wanted), *others = ranks.from_all((recipe_file.as_dict(recipe), sizes))
-    for number, (theirs, found) in enumerate(others, start=1):
-        different = recipe_file.difference(recipe_file.from_dict(first), recipe_file.from_dict(theirs))
-        if found != wanted:
-            different += [f"training, validation and test data have {found} examples here and {wanted} there"]
-        if different:
-            what = "; ".join(different)
-            raise IterandError(f"rank {number} differs from rank 0: {what}; give all ranks the same recipe and data")
 
 
 def _load_teacher(
@@ -231,51 +217,6 @@ def build_session(
     """A run before its first step: the network of the recipe, built for the data and prepared for the method."""
     network = build_for_data(recipe, data, device, ranks.count, code)
     return Session(recipe, network, steps_per_epoch(recipe, data, ranks.count), device, ranks)
-
-
-def _check_session(session: Session, teacher: Teacher | None, data: Dataset[Split]) -> None:
-    """Refuse, before the first step, what would fail in it or after the last one."""
-    check_norm_statistics(session)
-    if teacher is not None:
-        _check_teacher(session, teacher, data)
-    method = session.recipe.method
-    steps = session.recipe.training.epochs * session.steps_per_epoch
-    if method.name == "iterand":
-        for name, layer in masked_layers(session.model).items():
-            if not holds_rounds(layer.parametrization, steps // method.period):
-                raise RecipeError(
-                    f"method.period is {method.period}: {steps // method.period} rounds give more different draws of "
-                    f"{name!r} than a ticket holds; set it to {steps // MAX_ALPHABET + 1} or more"
-                )
-
-
-def _check_convolutions(session: Session) -> None:
-    """Refuse what torch computes wrongly: with AVX2, these weight gradients overrun a buffer (oneDNN issue 6035)."""
-    training = session.recipe.training
-    with_avx2 = session.device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
-    if not (with_avx2 and training.channels_last and training.precision == "float32"):
-        return
-    for name, layer in session.model.named_modules():
-        strided = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.stride != (1, 1)
-        if strided and layer.groups == 1 and layer.in_channels < 8:
-            raise RecipeError(
-                f"with channels_last = true, torch computes wrong gradients on this processor for {name!r}, a strided "
-                f"1x1 convolution of {counted(layer.in_channels, 'channel')}; set channels_last = false"
-            )
-
-
-def _check_teacher(session: Session, teacher: Teacher, data: Dataset[Split]) -> None:
-    """Refuse a teacher that has other outputs than the network."""
-    inputs = next(iter(data.validation.batches(torch.arange(1), 1))).inputs
-    with torch.no_grad():
-        ours = forward(session.model.eval(), inputs, session.recipe).shape[1]
-    session.model.train()
-    theirs = teacher(inputs).shape[1]
-    if theirs != ours:
-        raise RecipeError(
-            f"the teacher {session.recipe.training.teacher} has {counted(theirs, 'output')}, but the network {ours}; "
-            "choose a teacher of the same classes"
-        )
 
 
 def _load_data(recipe: Recipe, device: torch.device, data_dir: Path | None) -> Dataset[Split]:
