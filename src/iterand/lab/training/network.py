@@ -118,7 +118,7 @@ def network_options(recipe: Recipe, data: Dataset[Split]) -> dict[str, Any]:
     if is_external(name):
         for key, default in (optional | {"width_factor": 1.0}).items():
             if options[key] != default:
-                raise ValueError(f"network.{key} is {options[key]:g}, but {name!r} has no such option; leave it out")
+                raise ValueError(f"network.{key} is {options[key]:g}, which is not for {name!r}; set it to {default:g}")
         options.pop("width_factor")
     optional |= {"arguments": {}, "sha256": ""}
     return {name: value for name, value in options.items() if name not in optional or value != optional[name]}
