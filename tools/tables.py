@@ -270,11 +270,12 @@ def rates_and_periods() -> Lines:
     for label, name, symbol in (("Figure 1", "figure1", "r"), ("Figure 4", "period", "K_per")):
         found = [(value, cell) for (value,), cell in cells(name, network="Conv6").items()]
         values = ", ".join(f"{value:,g}" for value, _ in found)
-        numbers = ", ".join(accuracy(cell, 1) for _, cell in found)
+        numbers = ", ".join(accuracy(cell, 3) for _, cell in found)
         rows.append([label, f"{symbol} = {values}", numbers])
         shown += [cell for _, cell in found]
     what = "Conv6 with Kaiming uniform weights, validation accuracy in % after the last epoch"
-    return [*caption(what, shown, 1, "iterand reproduce figure1"), *markdown(["", "", "validation"], rows, left=2)]
+    command = "iterand reproduce --only 'figure1/Conv6*' --only 'period/Conv6*'"
+    return [*caption(what, shown, 3, command), *markdown(["", "", "validation"], rows, left=2)]
 
 
 def sparse_conv6() -> Lines:
@@ -850,7 +851,7 @@ TABLES: dict[str, Callable[[], Lines]] = {
     "figure2-resnet34": lambda: figure2_wide("ResNet34", usual=1),
     "narrow-conv6": narrow_conv6,
     "width-saved": width_saved,
-    "sparsity": lambda: across("sparsity", "p", "Table 6, test accuracy in %", 1),
+    "sparsity": lambda: across("sparsity", "p", "Table 6, test accuracy in %", 3),
     "imp": lambda: across("imp", "p", "Table 7, test accuracy in %", 1),
     "width": lambda: across("width", "ρ", "Table 8, ResNet18 with Kaiming uniform weights, test accuracy in %", 1),
     "rates-and-periods": rates_and_periods,
