@@ -128,9 +128,21 @@ def test_tables_and_failures(tmp_path, done):
     assert "88.44 ± 0.28" in answer.stdout
     assert "12.00 ± 1.58" in answer.stdout  # of 10, 11, 12, 13, 14
     assert "BiLSTM" not in answer.stdout
-    assert "failed: imdb/LSTM, SGD, seed 0: no such [luck]" in answer.stderr
+    assert answer.stderr.splitlines()[:2] == [
+        "1/15 imdb/LSTM, SGD, seed 4: no such [luck]",
+        "2/15 imdb/LSTM, SGD, seed 3: failed for the same reason",
+    ]
+    assert answer.stderr.endswith("\nfailed: imdb/LSTM, SGD, seed 4 and 4 more runs: no such [luck]\n")
     assert "a randomization (ms)" in call("overhead", "--out", str(tmp_path)).stdout
     assert "a dry run, the numbers mean nothing" in call("digits", "--scale", "tiny", "--out", str(tmp_path)).stdout
+
+
+def test_numbers_are_whole_where_lines_are_short(tmp_path, done):
+    """A long label wraps, "ResNet18, biprop, norms trained, p = 0.8" too."""
+    text = CliRunner().invoke(app, ["reproduce", "claims", "--out", str(tmp_path)], env={"COLUMNS": "60"}).stdout
+    assert "…" not in text
+    assert text.count("11.00 ± 1.00   3") == 6  # of 10, 11, 12
+    assert text.count("7 B") == 6
 
 
 def test_the_caption_says_how_many_runs_there_are(tmp_path, monkeypatch):
@@ -227,11 +239,12 @@ def test_a_run_has_the_generator_and_the_threads_of_its_recipe(tmp_path):
 def test_a_run_that_fails_does_not_touch_the_others(tmp_path):
     recipes = [recipe_file.override(find_recipe("digits"), [f"seed={seed}", "epochs=2"]) for seed in range(3)]
     broken = recipe_file.override(find_recipe("conv6"), ["seed=9"])
+    (tmp_path / "cifar-10-binary.tar.gz").touch()
 
     def done(jobs):
         base = tmp_path / str(jobs)
         all_of_them = (recipes[0], broken, *recipes[1:])
-        tasks = [Task("run", recipe, base / str(recipe.seed), "cpu", base / "no data") for recipe in all_of_them]
+        tasks = [Task("run", recipe, base / str(recipe.seed), "cpu", tmp_path) for recipe in all_of_them]
         events = list(run_tasks(tasks, jobs))
         assert [event.task.recipe.seed for event in events if event.kind == "failed"] == [9]
         return {event.task.recipe.seed: event.value for event in events if event.kind == "done"}
@@ -240,6 +253,21 @@ def test_a_run_that_fails_does_not_touch_the_others(tmp_path):
     assert sorted(one) == sorted(two) == [0, 1, 2]
     for seed, record in one.items():
         assert (two[seed]["result"], two[seed]["metrics"]) == (record["result"], record["metrics"])
+
+
+def test_runs_without_data_fail_before_the_others_start(tmp_path):
+    digits, conv6 = find_recipe("digits", ["epochs=1"]), find_recipe("conv6")
+    tasks = [Task("run", recipe, tmp_path / recipe.name, "cpu", tmp_path) for recipe in (digits, conv6)]
+    events = [(event.kind, event.task.recipe.name) for event in run_tasks(tasks, 2) if event.kind != "progress"]
+    assert events == [("failed", "conv6"), ("started", "digits"), ("done", "digits")]
+    assert list(run_tasks([tasks[0]], 1))[-1].kind == "done"  # a complete run
+
+
+def test_nothing_starts_where_no_run_has_data(tmp_path):
+    answer = call("sparsity", "--out", str(tmp_path / "runs"), "--data-dir", str(tmp_path / "empty"))
+    assert str(answer.exception).startswith(f"cifar10 is not in {tmp_path / 'empty'}; download it with")
+    assert answer.output == ""
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_does_one_run_after_another_and_a_killed_one_costs_its_run_only(tmp_path):

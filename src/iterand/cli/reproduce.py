@@ -13,6 +13,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from iterand.checks import counted
 from iterand.cli import options
 from iterand.cli.console import err, out, print_json, warn
 from iterand.cli.options import DataDir, Json
@@ -115,10 +116,10 @@ def reproduce(
     else:
         for entry in found:
             out.print(_table(entry, sweep.results[entry.name], scale))
-    errors = dict.fromkeys(error for cells in sweep.results.values() for cell in cells for error in cell.errors)
-    for error in errors:
-        warn(error, "[red]failed:[/]")
-    if errors:
+    for error, (first, *others) in sweep.failures.items():
+        more = f" and {counted(len(others), 'more run')}" if others else ""
+        warn(f"{first.label}{more}: {error}", "[red]failed:[/]")
+    if sweep.failures:
         raise typer.Exit(1)
 
 
@@ -242,9 +243,9 @@ def _table(experiment: "Experiment", cells: list["CellResult"], scale: str) -> T
             columns.remove("paper")
         if experiment.measure != "seconds":
             columns.remove(_RANDOMIZATION)
-    table.add_column("cell" if experiment.where else "method", no_wrap=True)
+    table.add_column("cell" if experiment.where else "method", overflow="fold")
     for column in columns:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)  # where lines are short, labels wrap and numbers do not
     for row in rows:
         if not row["n"]:
             table.add_row(row["label"], "failed")

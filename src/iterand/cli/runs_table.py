@@ -40,6 +40,7 @@ class RunsTable:
         self.states = dict.fromkeys(tasks, "pending")
         self.progress = progress_bar()
         self.bars: dict[Task, TaskID] = {}
+        self._errors = set[str]()  # that have been printed
         self._printed = time.monotonic()
 
     def __call__(self, event: "Event") -> None:
@@ -83,7 +84,7 @@ class RunsTable:
         count = Counter(self.states.values())
         if event.kind in ("done", "failed"):
             ended = f"{count['done'] + count['failed']}/{len(self.states)}"
-            line = f"{ended} {event.task.label}: {_outcome(event)}"
+            line = f"{ended} {event.task.label}: {self._outcome(event)}"
         elif time.monotonic() - self._printed > _SECONDS_A_LINE:
             line = ", ".join(f"{count[state]} {state}" for state in _STATES)
         else:
@@ -91,8 +92,11 @@ class RunsTable:
         self._printed = time.monotonic()
         say(line, to=err)
 
-
-def _outcome(event: "Event") -> str:
-    if event.kind == "failed":
-        return str(event.value["error"])
-    return f"test accuracy {event.value['result']['test_accuracy']:.2f} %"
+    def _outcome(self, event: "Event") -> str:
+        if event.kind == "done":
+            return f"test accuracy {event.value['result']['test_accuracy']:.2f} %"
+        error = str(event.value["error"])
+        if error in self._errors:
+            return "failed for the same reason"
+        self._errors.add(error)
+        return error

@@ -96,7 +96,7 @@ def load_data(
     entry = find(name)
     options = Options(augmentation, normalization, limit, workers, image_size, train_limit)
     options.check(name, entry.augmentations, entry.normalizations)
-    return entry.load(_located(name, data_folder(data_dir)), device, options)
+    return entry.load(located(name, data_folder(data_dir)), device, options)
 
 
 def find(name: str) -> Entry:
@@ -142,7 +142,7 @@ def fetch(name: str, root: Path, progress: ByteProgress) -> Path:
 
 def check(name: str, root: Path, progress: Progress) -> str:
     """Verify every byte of a data set; returns a summary of what was found."""
-    return find(name).check(_located(name, root), progress)
+    return find(name).check(located(name, root), progress)
 
 
 def pack(name: str, root: Path, scaling: Scaling | None, progress: Progress) -> dict[str, Path]:
@@ -151,11 +151,12 @@ def pack(name: str, root: Path, scaling: Scaling | None, progress: Progress) -> 
     if entry.pack is None:
         packable = ", ".join(other for other, its in DATASETS.items() if its.pack)
         raise ValueError(f"{name} cannot be packed, since it is loaded as a whole; what can be is {packable}")
-    return entry.pack(_located(name, root), scaling, progress)
+    return entry.pack(located(name, root), scaling, progress)
 
 
-def _located(name: str, root: Path) -> Located:
-    located = find(name).locate(root)
-    if located is None:
+def located(name: str, root: Path) -> Located:
+    """Where a data set is; an error if it is not there, with how to get it."""
+    found = find(name).locate(root)
+    if found is None:
         raise missing(name, root)
-    return located
+    return found

@@ -23,8 +23,10 @@ from typing import Any
 
 import torch
 
-from iterand.errors import IterandError, sentence
+from iterand.errors import DataError, IterandError, sentence
 from iterand.files import require_writable
+from iterand.lab.data.catalog import located
+from iterand.lab.data.dataset import data_folder
 from iterand.lab.training.environment import Interrupted, StopRequest, choose_device, stop_request
 from iterand.lab.training.folder import RECORD, RunFolder
 from iterand.lab.training.loop import Observer
@@ -130,8 +132,15 @@ class _Running:
 def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[Event]:
     """Do the tasks in ``jobs`` processes at a time, and yield their events.
 
-    Raises an OSError, before any run, if a folder that runs would be written to is read-only.
+    Raises an OSError, before any run, if a folder that runs would be written to is read-only, and a DataError if all
+    runs lack their data set. If only some do, they fail first.
     """
+    without_data = _without_data(tasks)
+    if tasks and len(without_data) == len(tasks):
+        raise without_data[tasks[0]]
+    for task, error in without_data.items():
+        yield Event("failed", task, {"error": sentence(error)})
+    tasks = [task for task in tasks if task not in without_data]
     for folder in {task.folder.parent for task in tasks if not (task.folder / RECORD).exists()}:
         require_writable(folder)
     # Children are forked from a server that has imported torch and has not initialized CUDA. On a CPU the server also
@@ -165,6 +174,19 @@ def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[Event]:
                         entry.process.join()
     finally:
         _stop(running)
+
+
+def _without_data(tasks: Sequence[Task]) -> dict[Task, DataError]:
+    """The runs without a record whose data set is not there, and their errors."""
+    found = {}
+    for task in tasks:
+        data = task.recipe.data
+        try:
+            if not (task.folder / RECORD).exists():
+                located(data.name, data_folder(data.path or task.data_dir))
+        except DataError as error:
+            found[task] = error
+    return found
 
 
 def threads_each(tasks: Sequence[Task], jobs: int) -> int:

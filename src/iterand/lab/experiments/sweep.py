@@ -54,6 +54,8 @@ class Sweep:
         self.results = {
             entry.name: [CellResult(cell, entry.measure) for cell in entry.cells] for entry in experiments
         }  # fmt: skip
+        self.failures: dict[str, list[Task]] = {}
+        """The runs that failed, by their error."""
         self._owners: dict[str, list[CellResult]] = {}
         self._tasks: dict[str, Task] = {}
         for entry in experiments:
@@ -80,6 +82,8 @@ class Sweep:
         """Do every run with an engine, by default the local one; skip complete runs, continue after failed ones."""
         for event in (engine or run_tasks)(self.tasks, jobs):
             listen(event)
+            if event.kind == "failed":
+                self.failures.setdefault(event.value["error"], []).append(event.task)
             for result in self._owners[recipe_file.digest(event.task.recipe)]:
                 if event.kind == "done":
                     result.records.append(event.value)
