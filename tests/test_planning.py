@@ -1,6 +1,7 @@
 """Which parameters ``prune_`` masks, by pattern; and what it refuses, leaving the model as it was."""
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -242,12 +243,56 @@ def test_patterns_choose_and_overrides_set_the_sparsity(ranking):
     options = {"ranking": ranking, "exclude": "0", "overrides": {"*": 0.9, "2.weight": "dense"}}
     assert kept(iterand.prune_(three(), 0.6, **options)) == {"1.weight": 10, "2.weight": 100}
     assert kept(iterand.prune_(three(), 0.6, include=["[12].*"], ranking="layer")) == {"1.weight": 40, "2.weight": 40}
-    assert kept(iterand.prune_(three(), {"0": 0.1, "*.weight": 0.2})) == {
-        "0.weight": 80,
-        "1.weight": 80,
-        "2.weight": 80,
-    }
-    assert kept(iterand.prune_(three(), {"*.weight": 0.2, "0": 0.1}))["0.weight"] == 90
+    found = kept(iterand.prune_(three(), {"*.weight": 0.2, "0": 0.1}))
+    assert found == {"0.weight": 90, "1.weight": 80, "2.weight": 80}
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "overrides", "argument"),
+    [({"0": 0.1, "*.weight": 0.2}, None, "sparsity"), (0.5, {"0": "dense", "*.weight": 0.2}, "overrides")],
+)
+def test_a_pattern_that_decides_nothing_is_refused(sparsity, overrides, argument):
+    model = three()
+    before = snapshot(model)
+    sentence = (
+        rf"{argument} pattern '0' has no effect, since '\*.weight' names more .*; put '0' after it, or leave it out"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        iterand.prune_(model, sparsity, overrides=overrides)
+    assert snapshot(model) == before
+    default = {"*": 0.9, "0": 0.1, "1": 0.2, "2": 0.3}  # of which nothing is left here
+    assert kept(iterand.prune_(three(), default)) == {"0.weight": 90, "1.weight": 80, "2.weight": 70}
+    with pytest.raises(ValueError, match=r"says nothing of '2\.weight'; add it, or begin with"):
+        iterand.prune_(model, {"0": 0.1, "1": 0.2})
+
+
+class Holding(nn.Module):
+    """Has its weight a second time, where no mask reaches it."""
+
+    def __init__(self, hold) -> None:
+        super().__init__()
+        self.encoder, self.other = nn.Linear(4, 8), nn.Linear(4, 8)
+        self.held = hold(self.encoder.weight)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda weight: [weight],
+        lambda weight: {"tied": ({1: weight},)},
+        lambda weight: weight.t,
+        lambda weight: functools.partial(torch.add, weight),
+    ],
+    ids=["list", "nested", "method", "partial"],
+)
+def test_a_parameter_that_is_held_outside_of_modules_is_refused(hold):
+    model = Holding(hold)
+    before = snapshot(model)
+    sentence = "'held' holds the parameter 'encoder.weight' outside of torch's modules, where it would stay without a"
+    with pytest.raises(ValueError, match=sentence):
+        iterand.prune_(model, 0.5)
+    assert snapshot(model) == before
+    assert list(iterand.masked_layers(iterand.prune_(model, 0.5, exclude="encoder"))) == ["other.weight"]
 
 
 def test_layers_outside_a_global_ranking_take_nothing_from_it():

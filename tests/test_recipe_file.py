@@ -83,7 +83,7 @@ def test_every_key_stands_in_the_toml():
             "[learning_rate]\nmilestones = [1.5]",
             "learning_rate.milestones is [1.5]; it must be a list of whole numbers",
         ),
-        ("[method]\ninclude = '*'", "method.include is '*'; it must be a list of texts, such as ['*.weight']"),
+        ("[method]\ninclude = 3", "method.include is 3; it must be a text, such as *.weight, or a list of texts"),
         ("[learning_rate]\nschedule = 'warmup_cosine'", "take 10 epochs, training.epochs is 10"),
         ("[training]\nchannels_last = 1", "training.channels_last is 1; it must be true or false"),
         ("[method", "is not valid TOML"),
@@ -343,3 +343,14 @@ def test_any_setting_gives_a_recipe_or_a_short_sentence(key):
 def test_a_file_that_no_parser_reads_is_named(text):
     with pytest.raises(RecipeError, match=r"^mine\.toml is not valid TOML"):
         recipe_file.from_toml(text, "mine.toml")
+
+
+def test_a_list_of_texts_may_be_one_text():
+    assert recipe_file.override(Recipe(), ["include=conv*"]).method.include == ("conv*",)
+    assert recipe_file.override(Recipe(), ['include=["a", "b"]']).method.include == ("a", "b")
+    assert recipe_file.from_toml("[method]\nexclude = 'a'", "here").method.exclude == ("a",)
+
+
+def test_a_dry_run_is_no_setting():
+    with pytest.raises(RecipeError, match="to make one, use 'iterand reproduce EXPERIMENT --scale tiny'"):
+        recipe_file.override(Recipe(), ["scale=tiny"])

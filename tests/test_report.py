@@ -11,6 +11,7 @@ import pytest
 
 from iterand.errors import IterandError
 from iterand.lab.experiments.experiment import Cell, Experiment, PaperNumber
+from iterand.lab.experiments.library import find_recipe
 from iterand.lab.report import assembly, formats
 from iterand.lab.report.assembly import read_report
 from iterand.lab.report.formats import as_html, as_json, as_markdown
@@ -235,6 +236,17 @@ class TestMatching:
         assert all(cell.summary is None for cell in others)
         assert [entry.record.result["test_accuracy"] for entry in found.unmatched] == [10.0, 20.0, 30.0]
 
+    def test_other_settings_are_named(self, tmp_path, monkeypatch):
+        install(monkeypatch, widths())
+        asked = ["sparsity=0.9", "epochs=3", "method.exclude=output"]
+        for seed, name in ((4, "digits"), (5, "mine")):
+            of = find_recipe("digits", [*asked, f"name={name}", f"seed={seed}"])
+            write(tmp_path / f"{name}.json", as_record(of, 88.0))
+        known, unknown = read_report(tmp_path).unmatched
+        assert known.settings == ["method.sparsity=0.9", 'method.exclude=["output"]', "training.epochs=3"]
+        assert unknown.settings == ["method.sparsity=0.9"]  # of a recipe that may have had other settings
+        assert json.loads(as_json(read_report(tmp_path)))["unmatched"][0]["seed"] == 4
+
     def test_the_newest_of_two_records_counts_once(self, tmp_path, monkeypatch):
         install(monkeypatch, widths())
         of = recipe(width=0.5)
@@ -372,7 +384,9 @@ class TestDryRuns:
         assert "<title>Dry run of " in page
         assert as_markdown(found).startswith("> **Dry run.**")
         assert json.loads(as_json(found))["scale"] == "tiny"
-        assert "88.00" not in re.sub(r'<td class="number" data-value="88.0" title.*', "", page)
+        results, _, others = page.partition('<section id="unmatched"')
+        assert "88.00" not in re.sub(r'<td class="number" data-value="88.0" title.*', "", results)
+        assert "88.00" in others
 
     def test_results_have_no_banner(self, tmp_path, monkeypatch):
         install(monkeypatch, widths())

@@ -213,3 +213,6 @@ class TestCommand:
         said = self.run(tmp_path, "-o", tmp_path / "page.html").stdout
         assert "2 dry runs left out (--scale tiny shows them)" in said
         assert "1 record belongs to no cell of profile paper" in said
+        markdown = self.run(tmp_path, "--format", "md").stdout
+        assert "### Records that match no cell" in markdown
+        assert "| 0 | 50.00 | none |" in markdown

@@ -51,6 +51,19 @@ def test_a_schedule_that_starts_at_the_final_sparsity_stays_there(name, ranking)
             schedule.step()
 
 
+@pytest.mark.parametrize("ranking", ["layer", "global"])
+def test_a_ticket_from_the_middle_of_a_schedule_is_named(tmp_path, ranking):
+    model = pruned(ranking=ranking)
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    schedule = iterand.SparsitySchedule(model, "linear", steps=4)
+    for counts in (200, 160, 120, 80):
+        sentence = f"a.ticket keeps {counts} weights instead of 40, as the model's SparsitySchedule has not ended"
+        with pytest.warns(UserWarning, match=sentence):
+            iterand.save_ticket(model, tmp_path / "a.ticket")
+        schedule.step()
+    iterand.save_ticket(model, tmp_path / "a.ticket")  # warnings are errors here
+
+
 def test_together_the_count_is_exact_at_every_step():
     model = pruned(ranking="global")
     schedule = iterand.SparsitySchedule(model, "linear", steps=4)

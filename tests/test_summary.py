@@ -77,6 +77,15 @@ def test_what_is_not_masked_is_counted():
     assert json.loads(json.dumps(summary.to_dict()))["left_alone"] == 105
 
 
+def test_what_is_trained_again_is_not_frozen():
+    model = iterand.prune_(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.BatchNorm1d(8)), 0.5)
+    assert [one.name for one in iterand.summary(model).unmasked if one.frozen] == ["0.bias", "1.weight", "1.bias"]
+    for parameter in model.parameters():
+        parameter.requires_grad_()
+    assert not any(one.frozen for one in iterand.summary(model).unmasked)
+    assert str(iterand.summary(model)).splitlines()[-1].startswith("neither masked nor frozen: 24 parameters in 0.bias")
+
+
 def test_layer_scales_are_named():
     model = nn.Sequential(nn.Linear(10, 10), nn.ParameterDict({"gamma": nn.Parameter(torch.full((10,), 1e-6))}))
     lines = str(iterand.summary(iterand.prune_(model, 0.5))).splitlines()

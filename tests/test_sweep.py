@@ -93,8 +93,12 @@ def test_only_what_fits_the_pattern():
     (found,) = only(everything, "figure2/*0.25*")
     assert (found.name, len(found.cells)) == ("figure2", 15)
     assert [entry.name for entry in only(everything, "*IMP*")] == ["imp", "best"]
-    with pytest.raises(ValueError, match=r"no cell fits the pattern 'figure9/\*'; cells are called like 'digits/SGD'"):
+    with pytest.raises(ValueError, match=r"no cell fits the pattern 'figure9/\*'; cells are called like 'figure[0-9]/"):
         only(everything, "figure9/*")
+    with pytest.raises(ValueError, match=r"'figure2/resnet34\*'; cells are called like 'figure2/ResNet34"):
+        only(everything, "figure2/resnet34*")
+    (found,) = only([find_experiment("figure2")], "Conv6, IteRand*", "figure2/ResNet18, SGD*")  # 2 weights, 4 widths
+    assert len(found.cells) == 2 * 4 + 4
     several = only(everything, "figure2/*0.25*", "sparsity/Conv6*", "figure2/Conv6*")  # 3 networks x 5, 4 widths x 5
     assert [(entry.name, len(entry.cells)) for entry in several] == [("figure2", 30), ("sparsity", 14)]
     with pytest.raises(ValueError, match=r"no cell fits the pattern 'figure9/\*'"):
@@ -137,12 +141,16 @@ def test_tables_and_failures(tmp_path, done):
     assert "a dry run, the numbers mean nothing" in call("digits", "--scale", "tiny", "--out", str(tmp_path)).stdout
 
 
-def test_numbers_are_whole_where_lines_are_short(tmp_path, done):
-    """A long label wraps, "ResNet18, biprop, norms trained, p = 0.8" too."""
-    text = CliRunner().invoke(app, ["reproduce", "claims", "--out", str(tmp_path)], env={"COLUMNS": "60"}).stdout
+@pytest.mark.parametrize("columns", [30, 60, 80, 200])
+def test_nothing_is_cut_off_where_lines_are_short(tmp_path, done, columns):
+    """A long label wraps, numbers do not."""
+    env = {"COLUMNS": str(columns)}
+    text = CliRunner().invoke(app, ["reproduce", "claims", "--out", str(tmp_path)], env=env).stdout
     assert "…" not in text
     assert text.count("11.00 ± 1.00   3") == 6  # of 10, 11, 12
     assert text.count("7 B") == 6
+    labels = " ".join(cell.label for cell in find_experiment("claims").cells)
+    assert set(labels.split()) <= set(text.split())
 
 
 def test_the_caption_says_how_many_runs_there_are(tmp_path, monkeypatch):

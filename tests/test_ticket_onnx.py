@@ -384,6 +384,31 @@ class Loop(nn.Module):
         return torch.stack([self.layer(row) for row in inputs])
 
 
+class Flat(nn.Module):
+    """Asks for the size of the batch by ``len``, which is a constant in torch's usual way to trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(1, 1, 8))
+        self.encoder, self.head = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(24, 4)
+
+    def forward(self, inputs):
+        tokens = torch.cat([self.token.expand(len(inputs), -1, -1), inputs.view(len(inputs), 2, 8)], 1)
+        return self.head(self.encoder(tokens).view(len(inputs), -1))
+
+
+def test_the_batch_may_be_asked_for_its_length(tmp_path, capfd):
+    iterand.save_ticket(iterand.prune_(Flat(), 0.5, exclude="token"), tmp_path / "a.ticket")
+    loaded = iterand.load_ticket(tmp_path / "a.ticket", Flat()).eval()
+    fused = torch.backends.mha.get_fastpath_enabled()
+    exporter.export_onnx(tmp_path / "a.ticket", loaded, torch.randn(2, 16), tmp_path / "a.onnx")
+    assert torch.backends.mha.get_fastpath_enabled() == fused
+    assert "onnxruntime" not in capfd.readouterr().err
+    inputs = torch.randn(5, 16)
+    (found,) = onnxruntime.InferenceSession(tmp_path / "a.onnx").run(None, {"inputs": inputs.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), loaded(inputs).detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_a_network_for_batches_of_one_size_is_refused(tmp_path):
     iterand.save_ticket(iterand.prune_(Loop(), 0.5), tmp_path / "a.ticket")
     loaded = iterand.load_ticket(tmp_path / "a.ticket", Loop())

@@ -296,6 +296,18 @@ def test_what_is_computed_from_masked_weights_is_not_saved_as_if_it_were_not(tmp
     with pytest.raises(ValueError, match=r"'0\.weight' has another parametrization on top of its mask"):
         iterand.save_ticket(model, tmp_path / "a.ticket")
     assert not (tmp_path / "a.ticket").exists()
+    del model[0].parametrizations.weight[-1]  # as the message says
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    plain = iterand.load_ticket(tmp_path / "a.ticket", nn.Sequential(nn.Linear(4, 5)))
+    assert torch.equal(plain[0].weight, model[0].weight)
+
+
+def test_a_ticket_of_a_part_that_was_compiled_says_so(tmp_path):
+    model = iterand.prune_(nn.Sequential(nn.Linear(4, 5)), 0.5)
+    model[0] = nn.ModuleDict({"_orig_mod": model[0]})  # what torch.compile(model[0]) makes of the names
+    iterand.save_ticket(model, tmp_path / "a.ticket")
+    with pytest.raises(TicketError, match=r"compiled by torch.compile\(part\), which renames it; use part.compile\(\)"):
+        iterand.load_ticket(tmp_path / "a.ticket", nn.Sequential(nn.Linear(4, 5)))
 
 
 def test_masked_weights_that_the_state_dict_calls_otherwise_are_not_saved(tmp_path):

@@ -84,6 +84,44 @@ class TestLightning:
 
         return Module, trainer
 
+    @pytest.mark.parametrize("all_of_it", [False, True])
+    def test_layers_that_are_made_after_pruning_are_refused(self, make, all_of_it):
+        from iterand.integrations.lightning import IteRand
+
+        Module, trainer = make
+
+        class Late(Module):
+            def __init__(self) -> None:
+                super().__init__()
+                if all_of_it:
+                    del self.network
+
+            def configure_model(self) -> None:
+                if not hasattr(self, "head"):
+                    self.head = nn.Linear(3, 3)
+
+        sentence = "Late has no layers yet" if all_of_it else "'head.weight' was made after the module was pruned, so"
+        with pytest.raises(
+            ValueError, match=f"{sentence}.*; make .* in __init__, or leave out sparsity= and call prune_"
+        ):
+            trainer(IteRand(sparsity=0.5)).fit(Late(), trainer_scripts.batches())
+
+    def test_a_part_may_be_compiled_after_pruning(self, make):
+        from iterand.integrations.lightning import IteRand
+
+        Module, trainer = make
+
+        class Compiled(Module):
+            def configure_model(self) -> None:
+                self.network = nn.ModuleDict({"_orig_mod": self.network})  # what torch.compile does to names
+
+            def training_step(self, batch: Any, index: int) -> Tensor:
+                return F.cross_entropy(self.network["_orig_mod"](batch[0]), batch[1])
+
+        module = Compiled()
+        trainer(IteRand(sparsity=0.5), max_epochs=1).fit(module, trainer_scripts.batches())
+        assert len(iterand.masked_layers(module)) == 2
+
     def test_equals_the_plain_loop(self, make):
         from iterand.integrations.lightning import IteRand
 

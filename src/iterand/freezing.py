@@ -65,8 +65,10 @@ def thaw_(model: nn.Module) -> None:
 
 
 def is_frozen(module: nn.Module, attribute: str) -> bool:
-    """Whether a parameter of a module is frozen."""
-    return attribute in _recorded(module)
+    """Whether a parameter of a module is frozen, and was not made trainable again."""
+    if attribute not in _recorded(module):
+        return False
+    return attribute in dropped(module) or not any(one.requires_grad for one in _parameters_of(module, attribute))
 
 
 def dropped(module: nn.Module) -> dict[str, float]:

@@ -6,15 +6,16 @@ has its own, by what they are.
 
 import copy
 import difflib
+import functools
 import glob
 import itertools
 import math
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,7 @@ _KINDS: list[tuple[tuple[type, ...], str, str]] = [
     ((nn.MultiheadAttention,), "(in|q|k|v)_proj_weight", "in_proj_bias|bias_k|bias_v"),
 ]
 _NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_OF_MODULES = frozenset(vars(nn.Module()))  # attributes of every module
 _NAMED = 5  # tensors that a message names
 _LAYER_SCALE = "layer_?scale"  # in the name of a parameter, its module or its class
 _LAYER_SCALES = r"(\w+_)?gamma(\d*|_\w+)|lambda_?\d*|ls_?\d*|skipinit_gain"  # further names of the parameter itself
@@ -310,6 +312,7 @@ def choose(
             _refuse_name(group)
             chosen[group[0].name] = group
     _refuse_shared(chosen, everything)
+    _refuse_held(model, chosen)
     if not chosen:
         raise ValueError(f"{type(model).__name__} has nothing to mask: no linear, convolution, embedding, recurrent or "
                          "attention layer is left; name a bare parameter with include=")  # fmt: skip
@@ -392,6 +395,35 @@ def _refuse_shared(chosen: dict[str, list[Owner]], everything: Sequence[Owner]) 
         if device == other_device and begin < end and any(owner.parameter in masked for owner in pair):
             names = " and ".join(repr(owner.name) for owner in pair)
             raise ValueError(f"{names} are two parameters with one memory; make them one, or clone it")
+
+
+def _refuse_held(model: nn.Module, chosen: Mapping[str, list[Owner]]) -> None:
+    """Refuse a parameter that a module also has in a list or a method, which would go on using it without a mask."""
+    masked = {id(group[0].parameter): name for name, group in chosen.items()}
+    for paths, module in _modules(model):
+        if isinstance(module, nn.RNNBase):
+            continue  # its list is made anew
+        for attribute, value in vars(module).items():
+            if attribute not in _OF_MODULES:
+                for name in (masked[id(one)] for one in _held(value) if id(one) in masked):
+                    slot = Slot(paths, attribute, module)
+                    raise ValueError(
+                        f"{slot.name!r} holds the parameter {name!r} outside of torch's modules, where it would stay "
+                        f"without a mask; look it up in forward, or exclude {name!r}"
+                    )
+
+
+def _held(value: Any, depth: int = 3) -> Iterator[Any]:
+    """The tensors in a value: itself, entries of lists, tuples, sets and dicts, and the object of a bound method."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, set, dict)) and depth:
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from _held(entry, depth - 1)
+    elif isinstance(value, functools.partial) and depth:
+        yield from _held([value.func, *value.args, *value.keywords.values()], depth - 1)
+    elif callable(value):
+        yield from _held(getattr(value, "__self__", None), 0)
 
 
 def _memory(parameter: Tensor) -> tuple[int, int]:

@@ -270,8 +270,12 @@ def masked_weight(layer: MaskedLayer, multipliers: Tensor) -> Tensor:
 def refuse_computed_further(layers: Iterable[MaskedLayer]) -> None:
     """Refuse tensors that are not their masked weights, since something else is computed from these."""
     for layer in layers:
-        if any(len(maskable.parametrized(module)[attribute]) > 1 for module, attribute in layer.owners):
-            raise ValueError(f"{layer.name!r} has another parametrization on top of its mask; remove that one first")
+        for module, attribute in layer.owners:
+            if len(maskable.parametrized(module)[attribute]) > 1:
+                raise ValueError(
+                    f"{layer.name!r} has another parametrization on top of its mask; remove that one first, with del "
+                    f"module.parametrizations.{attribute}[-1], since remove_parametrizations removes the mask, too"
+                )
 
 
 def skeleton(model: nn.Module) -> nn.Module:

@@ -92,14 +92,20 @@ def _check_reached(name: str, sparsity: float, masks: Iterable[MaskedParametriza
     return sparsity
 
 
-def set_kept_(masks: Sequence[MaskedParametrization], sparsity: float) -> None:
-    """``set_sparsity_`` for all masks of a model, with every member of their rankings, without a host sync."""
+def kept_at(masks: Iterable[MaskedParametrization], sparsity: float) -> dict[MaskedParametrization, int]:
+    """How many weights of each mask, and of all that is ranked with it, are kept at this sparsity; at 1 the fewest."""
     counts: dict[MaskedParametrization, int] = {}
     for mask in masks:
         if mask not in counts:
             members = mask.ranking.members if isinstance(mask.ranking, GlobalRanking) else [mask]
             final = min(sparsity, mask.settings.sparsity)
             counts |= zip(members, split_kept([member.score.numel() for member in members], final))
+    return counts
+
+
+def set_kept_(masks: Sequence[MaskedParametrization], sparsity: float) -> None:
+    """``set_sparsity_`` for all masks of a model, with every member of their rankings, without a host sync."""
+    counts = kept_at(masks, sparsity)
     kept = [mask.kept for mask in masks]
     values = torch.tensor([counts[mask] for mask in masks], pin_memory=kept[0].is_cuda)
     torch._foreach_copy_(kept, list(values.to(kept[0].device, non_blocking=True).unbind()))
@@ -211,8 +217,9 @@ def refuse_beside_mapping(ranking: str, allocation: str, floor: float) -> None:
 def own_sparsities(
     chosen: Mapping[str, list[Owner]], given: Mapping[str, float | str], argument: str
 ) -> dict[str, float]:
-    """The sparsity of each layer that a pattern of this argument names."""
+    """The sparsity of each layer that a pattern of this argument names; the last one that does counts."""
     own: dict[str, float] = {}
+    named: dict[str, set[str]] = {pattern: set() for pattern in given}
     for name, group in chosen.items():
         asked: dict[str, float] = {}
         for owner in group:
@@ -221,11 +228,18 @@ def own_sparsities(
                     dense = isinstance(value, str) and value == "dense"
                     what = f"{argument}[{pattern!r}]"
                     asked[owner.name] = 0.0 if dense else check_sparsity(cast(float, value), what)
+                    named[pattern].add(name)
         if len(set(asked.values())) > 1:
             (a, p), (b, q), *_ = asked.items()
             raise ValueError(f"{a!r} and {b!r} are one tied tensor, but ask for sparsity {p} and {q}; give one")
         if asked:
             own[name] = next(iter(asked.values()))
+    for first, later in itertools.combinations(given, 2):
+        if named[first] and named[first] < named[later]:
+            raise ValueError(
+                f"{argument} pattern {first!r} has no effect, since {later!r} names more and the last match counts; "
+                f"put {first!r} after it, or leave it out"
+            )
     return own
 
 
@@ -236,7 +250,9 @@ def mapped_sparsities(
     own = own_sparsities(chosen, sparsity, "sparsity")
     for name in chosen:
         if name not in own:
-            raise ValueError(f"the sparsity map says nothing of {name!r}; add it, or '*' for the rest, or exclude it")
+            raise ValueError(
+                f"the sparsity map says nothing of {name!r}; add it, or begin with '*' for the rest, or exclude it"
+            )
     for pattern in sparsity:
         maskable.matching(pattern, [owner for group in everything.values() for owner in group], "sparsity")
     return own

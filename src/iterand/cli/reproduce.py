@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _OWN_COLUMNS = ("trained", "test accuracy (%)", "weights kept", "float32", "ticket")
 _RANDOMIZATION = "a randomization (ms)"
+_LABEL = 24  # the least width of labels
 
 
 def reproduce(
@@ -52,7 +53,8 @@ def reproduce(
         typer.Option(
             "--only",
             metavar="PATTERN",
-            help="Run only cells (numbers of a table) whose EXPERIMENT/LABEL fits (* and ?); repeatable.",
+            help="Run only cells (numbers of a table) whose EXPERIMENT/LABEL fits (* and ?); the LABEL is enough if an "
+            "experiment is named. Repeatable.",
         ),
     ] = None,
     scale: Annotated[
@@ -115,7 +117,11 @@ def reproduce(
         print_json({"environment": place.environment, "profile": profile, "scale": scale, **shown})
     else:
         for entry in found:
-            out.print(_table(entry, sweep.results[entry.name], scale))
+            table = _table(entry, sweep.results[entry.name], scale)
+            least = out.measure(table, options=out.options.update(width=1000)).minimum
+            if least > out.width:
+                table.width = least  # lines run over: what is cut off could not be read
+            out.print(table, crop=False)
     for error, (first, *others) in sweep.failures.items():
         more = f" and {counted(len(others), 'more run')}" if others else ""
         warn(f"{first.label}{more}: {error}", "[red]failed:[/]")
@@ -243,7 +249,8 @@ def _table(experiment: "Experiment", cells: list["CellResult"], scale: str) -> T
             columns.remove("paper")
         if experiment.measure != "seconds":
             columns.remove(_RANDOMIZATION)
-    table.add_column("cell" if experiment.where else "method", overflow="fold")
+    longest = max((len(row["label"]) for row in rows), default=0)
+    table.add_column("cell" if experiment.where else "method", overflow="fold", min_width=min(longest, _LABEL))
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)  # where lines are short, labels wrap and numbers do not
     for row in rows:
@@ -262,4 +269,6 @@ def _table(experiment: "Experiment", cells: list["CellResult"], scale: str) -> T
             "ticket": size(row["ticket_bytes"]) if row["ticket_bytes"] else "—",
         }
         table.add_row(row["label"], *(texts[column] for column in columns))
+    for numbers in table.columns[1:]:
+        numbers.min_width = max(map(len, map(str, (numbers.header, *numbers.cells))))
     return table

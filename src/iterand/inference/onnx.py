@@ -84,9 +84,12 @@ def export_onnx(
         if larger is not None and len(example[0]) == 1:  # torch may take a size of one for a constant
             given, example = larger
             larger = _larger(model, example)
+        tolerance = max(_TOLERANCE, 8 * torch.finfo(given.dtype).eps) if given.is_floating_point() else _TOLERANCE
         floats = _exported(model, example)
+        if larger is not None and not _agrees(floats.SerializeToString(), *larger, tolerance):
+            with contextlib.suppress(IterandError):  # slower, but len(x) is no constant then
+                floats = _exported(model, example, strict=True)
     units = _units(ticket, model, start, {tensor.name for tensor in floats.graph.initializer}, _RANGES[integers])
-    tolerance = max(_TOLERANCE, 8 * torch.finfo(given.dtype).eps) if given.is_floating_point() else _TOLERANCE
     for multiply in (False, True):
         data = _in_integers(floats, units.values(), integers, multiply).SerializeToString()
         difference = _difference(data, given, example)
@@ -94,7 +97,7 @@ def export_onnx(
             if larger is not None and not _agrees(data, *larger, tolerance):
                 raise IterandError(
                     f"torch exports {type(model).__name__} for batches of {len(example[0])} only, so nothing is "
-                    "written; use x.shape[0] instead of int(x.shape[0]), and do not loop over the batch"
+                    "written; use x.shape[0] for its size, not a number, and do not loop over the batch"
                 )
             atomic_write(path, data)
             return OnnxExport(len(data), tuple(units), difference)
@@ -149,7 +152,8 @@ def _units(
     return found
 
 
-def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> "onnx.ModelProto":
+def _exported(model: nn.Module, example: tuple[Tensor, ...], *, strict: bool = False) -> "onnx.ModelProto":
+    """The network as torch exports it; ``strict``: traced by torch's compiler."""
     batches: tuple[Any, ...] = tuple({0: torch.export.Dim.AUTO} for _ in example)
     kinds = [one.kind for one in inspect.signature(model.forward).parameters.values()][: len(batches)]
     if inspect.Parameter.VAR_POSITIONAL in kinds:  # torch wants the shapes of *inputs as one entry
@@ -158,8 +162,15 @@ def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> "onnx.ModelProto
     try:
         with quiet(), torch.no_grad():
             # No optimization: folding batch norm into the weights would destroy their levels.
+            traced = _traced(model, example, batches) if strict else model
             program: Any = torch.onnx.export(
-                model, example, dynamo=True, optimize=False, opset_version=OPSET, dynamic_shapes=batches, verbose=False
+                traced,
+                example,
+                dynamo=True,
+                optimize=False,
+                opset_version=OPSET,
+                dynamic_shapes=None if strict else batches,
+                verbose=False,
             )
             _decide_branches(program.model)
     except Exception as error:
@@ -169,6 +180,16 @@ def _exported(model: nn.Module, example: tuple[Tensor, ...]) -> "onnx.ModelProto
     for node in [*proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.graph.output, proto.graph]:
         del node.metadata_props[:]  # source locations
     return proto
+
+
+def _traced(model: nn.Module, example: tuple[Tensor, ...], batches: tuple[Any, ...]) -> Any:
+    """The program of a module as torch's compiler traces it, without the fused attention that ONNX does not have."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        return torch.export.export(model, example, dynamic_shapes=batches, strict=True)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def _decide_branches(model: Any) -> None:
@@ -241,7 +262,7 @@ def _difference(data: bytes, given: Tensor, example: tuple[Tensor, ...]) -> floa
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors, not what it could not optimize
+    options.log_severity_level = 4  # errors are raised
     try:
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         inputs = {entry.name: value.detach().numpy() for entry, value in zip(session.get_inputs(), example)}

@@ -22,6 +22,11 @@ with extra("lightning", "the Lightning callback"):
             raise missing from None
 
 
+_MAKE_EARLIER = (
+    "make {what} in __init__, or leave out sparsity= and call prune_ in configure_model, after its layers are made"
+)
+
+
 class IteRand(Callback):
     """Prune the module before its optimizers are made, and randomize after optimizer steps.
 
@@ -49,6 +54,8 @@ class IteRand(Callback):
     ) -> None:
         self.search = Search(sparsity, steppers, options)
         self._step = 0
+        self._pruned: dict[str, nn.Parameter] = {}
+        """The parameters of the module when it was pruned."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prune before checkpoints are loaded and optimizers are made."""
@@ -61,6 +68,9 @@ class IteRand(Callback):
         if self.search.sparsity is not None and not masked_layers(pl_module):
             earlier = takewhile(lambda callback: callback is not self, trainer.callbacks)
             _refuse_copies(earlier, pl_module)
+            _refuse_empty(pl_module)
+            self.search.prune(pl_module)
+            self._pruned = dict(pl_module.named_parameters())
         self.search.prune(pl_module)
         if stage == "fit" and getattr(trainer.strategy, "_layer_sync", None) is not None:
             _refuse_masked_norms(pl_module)
@@ -69,6 +79,7 @@ class IteRand(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the steppers."""
+        _refuse_later(pl_module, self._pruned)
         self.search.begin(pl_module, lambda: trainer.estimated_stepping_batches)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -94,6 +105,21 @@ def _refuse_copies(callbacks: Iterable[Callback], module: LightningModule) -> No
             raise ValueError(
                 f"{name} has copied the module before it is pruned; put IteRand before {name} in callbacks="
             )
+
+
+def _refuse_empty(module: LightningModule) -> None:
+    """Refuse a module that makes its layers in a hook that runs after ``setup`` of a callback."""
+    if _may_be_pruned_later(module) and not any(True for _ in module.parameters()):
+        raise ValueError(f"{type(module).__name__} has no layers yet; {_MAKE_EARLIER.format(what='them')}")
+
+
+def _refuse_later(module: LightningModule, before: Mapping[str, nn.Parameter]) -> None:
+    """Refuse layers that were made after the module was pruned: they have no mask. Others may have been renamed."""
+    known = set(map(id, before.values()))
+    for name, parameter in module.named_parameters():
+        if before and parameter.requires_grad and name not in before and id(parameter) not in known:
+            made = f"{name!r} was made after the module was pruned, so it has no mask"
+            raise ValueError(f"{made}; {_MAKE_EARLIER.format(what='it')}")
 
 
 def _refuse_masked_norms(module: LightningModule) -> None:

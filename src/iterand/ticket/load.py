@@ -87,7 +87,10 @@ def check_fits(ticket: Ticket, model: nn.Module) -> None:
             raise TicketError(f"{name!r} of {kind} has no shape yet; run one forward pass before loading")
     for name, (dtype, shape) in expected.items():
         if name not in state:
-            raise TicketError(f"it holds {name!r}, which {kind} does not have; is it a ticket of another model?")
+            advice = "is it a ticket of another model?"
+            if "_orig_mod." in name:
+                advice = "a part of its model was compiled by torch.compile(part), which renames it; use part.compile()"
+            raise TicketError(f"it holds {name!r}, which {kind} does not have; {advice}")
         if tuple(state[name].shape) != shape:
             raise TicketError(f"{name!r} has shape {list(shape)} in it and {list(state[name].shape)} in {kind}")
         if state[name].dtype != dtype:

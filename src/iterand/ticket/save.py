@@ -8,7 +8,7 @@ import json
 import os
 import warnings
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -23,6 +23,8 @@ from iterand.errors import UnmaskedWarning
 from iterand.files import atomic_write
 from iterand.maskable import list_tensors
 from iterand.masking import left_alone, refuse_computed_further
+from iterand.parametrization import MaskedParametrization
+from iterand.sparsity import SparsitySchedule, kept_at
 from iterand.surgery import MaskedLayer, require_masked_layers, unwrap
 from iterand.ticket import format
 from iterand.ticket.encode import encode_layers
@@ -68,9 +70,20 @@ def save_ticket(
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder that exists; create it, or give another path")
     atomic_write(path, ticket_bytes(model, recipe=recipe, metrics=metrics, base=base, half=half))
+    _warn_of_schedule([layer.parametrization for layer in require_masked_layers(model).values()], Path(path).name)
     if unmasked := left_alone(model):
         what = f"{Path(path).name} stores {list_tensors(unmasked)} in full, neither masked nor frozen"
         warnings.warn(f"{what}; prune_ with include='*', or name them in exclude=", UnmaskedWarning, stacklevel=2)
+
+
+def _warn_of_schedule(masks: Sequence[MaskedParametrization], name: str) -> None:
+    """Warn of a sparsity that a schedule has not raised to its final value."""
+    if any(SparsitySchedule.kind in mask.iterations for mask in masks):
+        final = kept_at(masks, 1.0)
+        kept, fewest = sum(int(mask.kept) for mask in masks), sum(final[mask] for mask in masks)
+        if kept > fewest:
+            what = f"{name} keeps {kept:,} weights instead of {fewest:,}, as the model's SparsitySchedule has not ended"
+            warnings.warn(f"{what}; save a model that was trained to its end or beyond", stacklevel=3)
 
 
 @torch.no_grad()

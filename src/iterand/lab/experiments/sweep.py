@@ -1,5 +1,6 @@
 """Running experiments: the runs of their cells, estimates of GPU time, and the results."""
 
+import difflib
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -158,14 +159,22 @@ def distinct_runs(experiments: Sequence[Experiment]) -> list[Recipe]:
 
 
 def only(experiments: Sequence[Experiment], *patterns: str) -> list[Experiment]:
-    """The experiments with only the cells whose EXPERIMENT/LABEL matches one of these glob patterns."""
-    names = [f"{entry.name}/{cell.label}" for entry in experiments for cell in entry.cells]
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(f"no cell fits the pattern {pattern!r}; cells are called like {names[0]!r}")
+    """The experiments with only the cells whose EXPERIMENT/LABEL matches one of these glob patterns.
 
-    def fits(name: str) -> bool:
-        return any(fnmatchcase(name, pattern) for pattern in patterns)
+    Of a single experiment the LABEL is enough.
+    """
+    names = [f"{entry.name}/{cell.label}" for entry in experiments for cell in entry.cells]
+
+    def fits(name: str, patterns: Sequence[str] = patterns) -> bool:
+        called = [name, name.partition("/")[2]] if len(experiments) == 1 else [name]
+        return any(fnmatchcase(one, pattern) for one in called for pattern in patterns)
+
+    for pattern in patterns:
+        if not any(fits(name, [pattern]) for name in names):
+            starts = {name[: len(pattern)].lower(): name for name in reversed(names)}
+            close = difflib.get_close_matches(pattern.lower(), starts, n=1)
+            like = starts[close[0]] if close else names[0]
+            raise ValueError(f"no cell fits the pattern {pattern!r}; cells are called like {like!r}")
 
     left = [
         replace(entry, cells=tuple(cell for cell in entry.cells if fits(f"{entry.name}/{cell.label}")))

@@ -1,13 +1,13 @@
 """From records to a report: assign each record to the cells with its recipe."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from iterand.lab.experiments.catalog import experiment_names, find_experiment
 from iterand.lab.experiments.experiment import Cell, Experiment
-from iterand.lab.experiments.library import profile_names
+from iterand.lab.experiments.library import find_recipe, profile_names, recipe_names
 from iterand.lab.experiments.sweep import gpu_minutes, has_estimate
 from iterand.lab.report.formatting import Comparison, Summary, compare, summarize
 from iterand.lab.report.records import Record, Sharing, Superseded, group, identity, read_records
@@ -121,6 +121,17 @@ class Unmatched:
 
     record: Record
     profiles: tuple[str, ...]
+
+    @property
+    def settings(self) -> list[str]:
+        """Its sparsity and what differs from the recipe of its name, if the package has one."""
+        recipe = self.record.recipe
+        sparsity = [f"method.sparsity={recipe.method.sparsity:g}"] if recipe.method.name != "sgd" else []
+        if recipe.name.removeprefix("tiny-") not in recipe_names():
+            return sparsity
+        original = find_recipe(recipe.name.removeprefix("tiny-"), sparsity)
+        changed = recipe_file.changes(replace(original, seed=recipe.seed), recipe)
+        return sparsity + [f"{key}={after}" for key, (_, after) in changed.items()]
 
 
 @dataclass(frozen=True)

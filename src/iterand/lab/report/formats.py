@@ -13,7 +13,7 @@ from typing import Any
 from iterand.errors import extra
 from iterand.lab.experiments.experiment import Cell
 from iterand.lab.report import formatting, layout
-from iterand.lab.report.assembly import CellOutcome, Outcome, Report, gpu_seconds, measure
+from iterand.lab.report.assembly import CellOutcome, Outcome, Report, Unmatched, gpu_seconds, measure
 from iterand.lab.report.formatting import LIMIT
 from iterand.lab.report.layout import Styles, axes, position
 from iterand.lab.report.records import Record
@@ -43,9 +43,21 @@ def as_dict(report: Report) -> dict[str, Any]:
         },
         "experiments": [_experiment(outcome) for outcome in report.outcomes],
         "dry_runs": {outcome.experiment.name: len(outcome.runs) for outcome in report.dry},
-        "unmatched": [{"path": str(entry.record.path), "profiles": entry.profiles} for entry in report.unmatched],
+        "unmatched": [_other(entry) for entry in report.unmatched],
         "superseded": [{"path": str(old.record.path), "newer": str(old.newer.path)} for old in report.superseded],
         "damaged": list(report.damaged),
+    }
+
+
+def _other(entry: Unmatched) -> dict[str, Any]:
+    recipe = entry.record.recipe
+    return {
+        "path": str(entry.record.path),
+        "recipe": recipe.name,
+        "settings": entry.settings,
+        "seed": recipe.seed,
+        "test_accuracy": float(entry.record.result["test_accuracy"]),
+        "profiles": entry.profiles,
     }
 
 
@@ -103,6 +115,14 @@ def _lines(report: Report) -> Iterator[str]:
         yield from _table(outcome)
         if experiment.measure == "seconds":
             yield from ("", _TIMES)
+    if report.unmatched:
+        yield from ("", "### Records that match no cell", "")
+        yield _row(["recipe", "settings", "seed", "test accuracy (%)", "counts in profile", "record"])
+        yield "|---|---|---:|---:|---|---|"
+        for one in map(_other, report.unmatched):
+            settings, profiles = ", ".join(one["settings"]), ", ".join(one["profiles"]) or "none"
+            accuracy = f"{one['test_accuracy']:.2f}"
+            yield _row([one["recipe"], settings, str(one["seed"]), accuracy, profiles, one["path"]])
     if report.unfinished:
         yield from ("", "### What is left", "")
         yield _row(["experiment", "cells without a run", "missing runs", "GPU time (rough)"])

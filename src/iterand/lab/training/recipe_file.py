@@ -87,6 +87,8 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
         if not equals:
             raise RecipeError(f"--set {setting!r} has no '='; write key=value, for instance method.rate=0.1")
         key = _full_key(key.strip())
+        if key == "scale":
+            raise RecipeError("scale only marks dry runs; to make one, use 'iterand reproduce EXPERIMENT --scale tiny'")
         section, _, name = key.rpartition(".")
         (values[section] if section else values)[name] = _value(text.strip())
     return from_dict(values)
@@ -142,13 +144,16 @@ def _defaults() -> dict[str, Any]:
 
 def difference(old: Recipe, new: Recipe) -> list[str]:
     """A sentence for each setting that differs."""
+    return [f"{key} is {after} here and {before} there" for key, (before, after) in changes(old, new).items()]
+
+
+def changes(old: Recipe, new: Recipe) -> dict[str, tuple[str, str]]:
+    """The settings that differ, as JSON: before and after."""
     before, after = (_flatten(asdict(without_places(each))) for each in (old, new))
     text = functools.partial(json.dumps, ensure_ascii=False)
-    return [
-        f"{key} is {text(after[key])} here and {text(before[key])} there"
-        for key in after
-        if after[key] != before[key] and key not in _LABELS
-    ]
+    return {
+        key: (text(before[key]), text(after[key])) for key in after if after[key] != before[key] and key not in _LABELS
+    }
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -214,8 +219,9 @@ def _checked(key: str, entry: Any, value: Any) -> Any:
             raise RecipeError(f"{key} is {shown(value)}; each must be at least {low} and at most {high}")
         return tuple(value)
     if kind == tuple[str, ...]:
+        value = [value] if isinstance(value, str) else value
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) and is_text(item) for item in value):
-            raise RecipeError(f"{key} is {shown(value)}; it must be a list of texts, such as ['*.weight']")
+            raise RecipeError(f"{key} is {shown(value)}; it must be a text, such as *.weight, or a list of texts")
         return tuple(value)
     if kind is Arguments:
         return _checked_arguments(key, value)

@@ -23,7 +23,7 @@ from iterand.lab.training.checkpoint import read_checkpoint
 from iterand.lab.training.checks import check_convolutions, check_ranks, check_session
 from iterand.lab.training.distributed import ALONE, Ranks
 from iterand.lab.training.environment import StopRequest, stop_request
-from iterand.lab.training.folder import RECORD_FORMAT, TICKET, FollowerFolder, RunFolder
+from iterand.lab.training.folder import RECORD, RECORD_FORMAT, TICKET, FollowerFolder, RunFolder
 from iterand.lab.training.loop import NullObserver, Observer, steps_per_epoch, train
 from iterand.lab.training.methods import pruned_count
 from iterand.lab.training.network import build_for_data, ticket_options
@@ -206,6 +206,9 @@ def _network_of(path: Path, recipe: Recipe, data: Dataset[Split], device: torch.
         session.restore(checkpoint)
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
+    if not (path / RECORD).exists():
+        epochs = f"{session.epoch} of {counted(recipe.training.epochs, 'epoch')}"
+        warnings.warn(f"the run {path} is not complete ({epochs}); its command resumes it", stacklevel=3)
     if session.best:
         session.load_network_state(session.best)
     return session.model
