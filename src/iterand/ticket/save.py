@@ -83,7 +83,7 @@ def _warn_of_schedule(masks: Sequence[MaskedParametrization], name: str) -> None
         kept, fewest = sum(int(mask.kept) for mask in masks), sum(final[mask] for mask in masks)
         if kept > fewest:
             what = f"{name} keeps {kept:,} weights instead of {fewest:,}, as the model's SparsitySchedule has not ended"
-            warnings.warn(f"{what}; save a model that was trained to its end or beyond", stacklevel=3)
+            warnings.warn(f"{what}; save after its last step for the sparsity of prune_", stacklevel=3)
 
 
 @torch.no_grad()
