@@ -1,14 +1,14 @@
 """Film reviews with pretrained word vectors (docs/explanation/reproduction.md): do the paper's numbers rest on them?
 
-Run from the repository: python tools/probe_word_vectors.py DATA_DIR VECTORS METHOD SEED FILE [WORDS]. VECTORS is a
-text file of GloVe's form (a word and its 100 numbers a line, as in glove.6B.100d.txt); words that it does not have are
-N(0, 1), so with an empty file all are. METHOD is sgd, edge_popup or iterand. FILE is written after every epoch.
+Run from the repository: python tools/probe_word_vectors.py DATA_DIR VECTORS METHOD SEED FILE [WORDS [NETWORK]]. VECTORS
+is a text file of GloVe's form (a word and its 100 numbers a line, as in glove.6B.100d.txt); words that it does not have
+are N(0, 1), so with an empty file all are. METHOD is sgd, edge_popup or iterand. FILE is written after every epoch.
 
-Rates, batches, epochs and forget gates are those of the recipes lstm and lstm-sgd, and so are the random weights of a
-network that is pruned; words are not multiplied by 10. SGD begins where torch begins, and trains the vectors on. WORDS
-says what becomes of the vectors beside a pruned network: "fixed" (the default) leaves them as they are, "masked" prunes
-them too (with iterand, what is pruned of them at a round becomes a signed constant, as its weights do), and "trained"
-trains them by SGD at the learning rate of the scores.
+Rates, batches, epochs and forget gates are those of the recipes NETWORK and NETWORK-sgd, with lstm (the default) or
+bilstm, and so are the random weights of a network that is pruned; words are not multiplied by 10. SGD begins where
+torch begins, and trains the vectors on. WORDS says what becomes of the vectors beside a pruned network: "fixed" (the
+default) leaves them as they are, "masked" prunes them too (with iterand, what is pruned of them at a round becomes a
+signed constant, as its weights do), and "trained" trains them by SGD at the learning rate of the scores.
 """
 
 import hashlib
@@ -29,7 +29,8 @@ from iterand.lab.networks.lstm import LSTMClassifier
 from iterand.lab.training.environment import choose_device, compute_settings, describe
 from iterand.lab.training.steps import evaluate, loss
 
-RECIPES = {"sgd": "lstm-sgd", "edge_popup": "lstm", "iterand": "lstm"}
+METHODS = ("sgd", "edge_popup", "iterand")
+NETWORKS = ("lstm", "bilstm")
 WORDS = ("fixed", "masked", "trained")
 
 
@@ -47,10 +48,12 @@ def word_vectors(path: Path, vocabulary: Vocabulary, seed: int) -> tuple[Tensor,
     return vectors, known
 
 
-def start(method: str, vectors: Tensor, seed: int, words: str) -> tuple[LSTMClassifier, list[nn.Parameter]]:
+def start(
+    method: str, vectors: Tensor, seed: int, words: str, bidirectional: bool
+) -> tuple[LSTMClassifier, list[nn.Parameter]]:
     """A network that knows its words, and what is trained of it."""
     torch.manual_seed(seed)
-    network = LSTMClassifier(bidirectional=False, vocabulary_size=len(vectors), forget_bias=1.0)
+    network = LSTMClassifier(bidirectional=bidirectional, vocabulary_size=len(vectors), forget_bias=1.0)
     network.set_gates_()
     with torch.no_grad():
         network.embedding.weight.copy_(vectors)
@@ -65,7 +68,7 @@ def start(method: str, vectors: Tensor, seed: int, words: str) -> tuple[LSTMClas
     return network, [*iterand.scores(network), *(network.embedding.parameters() if words == "trained" else [])]
 
 
-def run(folder: Path, path: Path, method: str, seed: int, file: Path, words: str) -> None:
+def run(folder: Path, path: Path, method: str, seed: int, file: Path, words: str, kind: str) -> None:
     """The whole search or training; of the epochs so far, that of the lowest validation loss is tested."""
     device = choose_device("auto")
     found = locate(folder)
@@ -73,8 +76,8 @@ def run(folder: Path, path: Path, method: str, seed: int, file: Path, words: str
         raise SystemExit(f"there are no film reviews in {folder}; see docs/guides/data.md")
     data: Dataset[TextSplit] = load(found, device, Options())
     vectors, known = word_vectors(path, data.train.vocabulary, seed)
-    recipe = find_recipe(RECIPES[method])
-    network, parameters = start(method, vectors, seed, words)
+    recipe = find_recipe(f"{kind}-sgd" if method == "sgd" else kind)
+    network, parameters = start(method, vectors, seed, words, bidirectional=kind == "bilstm")
     network.to(device)
     optimizer = torch.optim.SGD(parameters, lr=recipe.learning_rate.initial)
     rounds = None
@@ -118,11 +121,14 @@ def run(folder: Path, path: Path, method: str, seed: int, file: Path, words: str
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 6 or sys.argv[3] not in RECIPES or len(sys.argv) > 7 or not {*sys.argv[6:]} <= {*WORDS}:
+    if not 6 <= len(sys.argv) <= 8 or sys.argv[3] not in METHODS or not {*sys.argv[6:7]} <= {*WORDS}:
         raise SystemExit(__doc__)
     data_dir, vectors_file, name, number, target, *rest = sys.argv[1:]
     chosen = rest[0] if rest else "trained" if name == "sgd" else "fixed"
+    lstm = rest[1] if len(rest) == 2 else "lstm"
+    if lstm not in NETWORKS:
+        raise SystemExit(__doc__)
     if name == "sgd" and chosen != "trained":
         raise SystemExit("sgd trains the vectors; leave out WORDS")
     with compute_settings(0):
-        run(Path(data_dir), Path(vectors_file), name, int(number), Path(target), chosen)
+        run(Path(data_dir), Path(vectors_file), name, int(number), Path(target), chosen, lstm)
