@@ -88,15 +88,17 @@ def prune_(
         preset: The defaults of ``weights``, ``gain``, ``ranking`` and ``norms``. ``"paper"``: ``"kaiming_uniform"``, 1,
             ``"layer"`` and ``"fixed"``. ``"recommended"``: ``"signed_constant"``, and for a model with normalization
             layers ``"global"``, and ``"shifted"`` if one of them has a shift; for a model without them a gain of
-            (1 − p)^(−1/4). Use it with ``recommended_steppers``, and not with existing weights.
+            (1 − p)^(−1/4). With a mapping as ``sparsity``, ranking and norms are as in ``"paper"``. Use it with
+            ``recommended_steppers``, and not with existing weights.
         weights: D_param, the distribution of the weights: ``"kaiming_uniform"`` (between ±√(6 / fan_in)),
             ``"kaiming_normal"``, ``"signed_constant"`` (±√(2 / fan_in) with equal chances), ``"uniform"`` (between ±1)
             or one of your own; or ``"existing"``.
         gain: A factor of the random weights. Above 1 it helps a model without normalization layers, in which pruning
             makes activations smaller from layer to layer.
-        scores: D_score, the distribution of the initial scores: ``"kaiming_uniform"`` if not given. For existing
-            weights ``"magnitude_rank"`` (the default) or ``"magnitude"``: their magnitudes, as ranks from 0 to 0.1 or
-            as they are, so the first mask keeps the largest weights.
+        scores: D_score, the distribution of the initial scores: ``"kaiming_uniform"`` if not given, and for a
+            ``"gem_miner"`` mask ``"unit_uniform"``, which it needs. For existing weights ``"magnitude_rank"`` (the
+            default) or ``"magnitude"``: their magnitudes, as ranks from 0 to 0.1 or as they are, so the first mask
+            keeps the largest weights.
         seed: Decides weights and scores, together with the names of the tensors. Give different seeds to parts of a
             model that are pruned separately: layers of the same name would get the same weights and scores.
         ranking: ``"layer"``: scores compete within their tensor; ``"global"``: over the whole network.

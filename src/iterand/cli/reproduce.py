@@ -53,8 +53,8 @@ def reproduce(
         typer.Option(
             "--only",
             metavar="PATTERN",
-            help="Run only cells (numbers of a table) whose EXPERIMENT/LABEL fits (* and ?); the LABEL is enough if an "
-            "experiment is named. Repeatable.",
+            help="Run only cells (numbers of a table) whose EXPERIMENT/LABEL matches (* and ? are wildcards); LABEL "
+            "alone is enough if an experiment is named. Repeatable.",
         ),
     ] = None,
     scale: Annotated[

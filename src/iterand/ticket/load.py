@@ -31,10 +31,10 @@ def load_ticket(path: str | os.PathLike[str], model: nn.Module | None = None) ->
 
     Args:
         path: A file that ``save_ticket`` wrote; see ``read_ticket`` for what it raises.
-        model: A module as it was before ``prune_``. Its tensors are overwritten, and it is returned. A ticket on
-            existing weights refuses a model that has others. Without a model, the network is built from the recipe in
-            the ticket and returned in ``eval()`` mode. A file never runs code: a network that was made by a function of
-            the user's needs a model.
+        model: A module as it was before ``prune_``. Its tensors are overwritten, and it is returned in the mode that it
+            has: call ``eval()`` for inference. A ticket on existing weights refuses a model that has others. Without a
+            model, the network is built from the recipe in the ticket and returned in ``eval()`` mode. A file never runs
+            code: a network that was made by a function of the user's needs a model.
     """
     ticket = read_ticket(path)
     try:

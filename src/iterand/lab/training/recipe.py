@@ -52,11 +52,11 @@ class DataRecipe:
     name: str = "digits"
     """Data set: digits, cifar10, imagenet or imdb; image_folder for your own images."""
     path: str = ""
-    """Of ``image_folder``: the folder of the images, relative to the recipe's file."""
+    """For ``image_folder``: the folder of the images, relative to the recipe's file."""
     image_size: int = _count(64, SMALLEST_IMAGE, LARGEST_IMAGE)
-    """Of ``image_folder``: the side of the square to which images are resized."""
+    """For ``image_folder``: the side of the square to which images are resized."""
     sha256: str = ""
-    """Of ``image_folder``: digest of the names and sizes of all images, which ``iterand train`` fills in."""
+    """For ``image_folder``: digest of the names and sizes of all images, which ``iterand train`` fills in."""
     augmentation: str = _choice("none", *AUGMENTATIONS)
     """How training images are augmented."""
     normalization: str = _choice("default", *NORMALIZATIONS)
@@ -92,15 +92,15 @@ class NetworkRecipe:
     classes: int = _count(0, 0)
     """Number of outputs; 0 takes it from the data."""
     vocabulary_size: int = _count(0, 0)
-    """Of an LSTM: number of words, with the unknown one and padding; 0 takes it from the data."""
+    """For an LSTM: number of words, with the unknown one and padding; 0 takes it from the data."""
     forget_bias: float = _number(0.0, -1000, 1000)
-    """Of an LSTM: the initial bias of its forget gates, which stays where weights are not trained."""
+    """For an LSTM: the initial bias of its forget gates, which stays where weights are not trained."""
     word_scale: float = _number(1.0, 1e-6, 1e4)
-    """Of an LSTM: the factor by which word embeddings are multiplied."""
+    """For an LSTM: the factor by which word embeddings are multiplied."""
     arguments: Arguments = field(default_factory=Arguments)
-    """Of a network of yours: further arguments by name."""
+    """For your own network: further arguments by name."""
     sha256: str = ""
-    """Of a network from a file or module: its digest, which ``iterand train`` fills in."""
+    """For a network from a file or module: its digest, which ``iterand train`` fills in."""
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -139,7 +139,8 @@ class MethodRecipe:
     rank_by: str = _choice("score", *get_args(RankBy))
     """Rank raw scores or their magnitude."""
     mask: str = _choice("binary", *mask_kinds.MASK_KINDS)
-    """What a weight is multiplied by: 0 or 1, or more (``prune_``)."""
+    """What a weight is multiplied by: 0 or 1, or more (``prune_``). ``multicoat`` needs ``coats``, and ``gem_miner``
+    a ``score_distribution`` of ``unit_uniform``."""
     coats: int = _count(1, 1, mask_kinds.MAX_COATS)
     """For a ``multicoat`` mask: how many masks are added."""
     binarize: bool = False
@@ -147,19 +148,19 @@ class MethodRecipe:
     share: tuple[str, ...] = ()
     """Patterns: the layers that one of them names have the same random weights."""
     include: tuple[str, ...] = ()
-    """Of searches: patterns of the parameters that are masked, also of those outside of known layers. Empty: the
+    """For searches: patterns of the parameters that are masked, also of those outside of known layers. Empty: the
     weights of all known layers."""
     exclude: tuple[str, ...] = ()
-    """Of searches: patterns of parameters that stay as they are built. A ticket stores them in full."""
+    """For searches: patterns of parameters that stay as they are built. A ticket stores them in full."""
     allocation: str = _choice("uniform", *sparsities.ALLOCATIONS)
     """How the sparsity is spread over layers that are ranked one by one."""
     floor: float = _number(0.0, 0, 1)
     """With global ranking, the share of its weights that every layer keeps."""
     norms: str = _choice("fixed", "fixed", "shifted", "keep")
-    """Of searches: what batch norms add to normalized values: nothing, a random bias that is masked like a weight, or
+    """For searches: what batch norms add to normalized values: nothing, a random bias that is masked like a weight, or
     what they learn."""
     train_norms: bool = True
-    """Of ``sgd`` and ``imp``: whether norms learn a scale and a shift, beside the weights."""
+    """For ``sgd`` and ``imp``: whether norms learn a scale and a shift, beside the weights."""
     sparsity_schedule: str = _choice("constant", *sparsities.SCHEDULES)
     """How the sparsity rises from 0 to its final value."""
     sparsity_schedule_share: float = _number(0.5, 1e-6, 1)
@@ -279,7 +280,7 @@ class TrainingRecipe:
     channels_last: bool = False
     """Memory format of images and convolutions."""
     norm_statistics: str = _choice("running", "running", "recomputed", "recomputed_half")
-    """Of batch norms: running averages, or recomputed for the final network, in half precision for small tickets."""
+    """For batch norms: running averages, or recomputed for the final network, in half precision for small tickets."""
     label_smoothing: float = _number(0.0, 0, 1)
     """The share of a label that is spread over all classes, in training."""
     temperature: float = _number(1.0, 1e-3, 1e3)
@@ -291,7 +292,8 @@ class TrainingRecipe:
     teacher_temperature: float = _number(1.0, 1e-3, 1e3)
     """With a teacher: outputs of both networks are divided by it before they are compared."""
     teacher_sha256: str = ""
-    """Of the teacher's checkpoint or ticket. ``iterand train`` fills it in, so that a run does not change teachers."""
+    """Digest of the teacher's checkpoint or ticket. ``iterand train`` fills it in, so that a run does not change
+    teachers."""
     select_epoch: str = _choice("last", "last", "best_validation")
     """Which epoch's network is tested and saved: the last, or the one with the lowest validation loss."""
     threads: int = _count(0, 0, 1024)
