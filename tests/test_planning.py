@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import iterand
 import reference
@@ -524,5 +526,17 @@ def test_a_model_wrapped_for_many_processes_is_refused(tmp_path):
         assert all(score.grad is not None for score in iterand.scores(wrapped))
         with pytest.raises(ValueError, match="DistributedDataParallel already; prune_ it first, then wrap it"):
             iterand.prune_(nn.parallel.DistributedDataParallel(three()), 0.5)
+        with pytest.raises(ValueError, match=r"the scores of '0\.weight' are spread over several processes \(FSDP\)"):
+            iterand.scores(fully_shard(model, mesh=init_device_mesh("cpu", (1,))))
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_scores_that_were_flattened_are_refused():
+    """As FullyShardedDataParallel flattens them."""
+    model = iterand.prune_(three(), 0.5)
+    layer = next(iter(iterand.masked_layers(model).values()))
+    layer.score.data = layer.score.data.flatten()
+    for use in (iterand.scores, iterand.IterativeRandomization, iterand.summary):
+        with pytest.raises(ValueError, match=r"spread over several processes \(FSDP\)"):
+            use(model)

@@ -7,6 +7,7 @@ are there. ``adapt_root_`` changes the model as a whole: a forward pass finds it
 import copy
 import functools
 import pickle
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -186,7 +187,18 @@ def require_masked_layers(model: nn.Module) -> dict[str, MaskedLayer]:
     layers = masked_layers(model)
     if not layers:
         raise ValueError(f"{type(unwrap(model)).__name__} has no masked layer; call prune_ on it first")
+    for name, layer in layers.items():
+        if _is_sharded(layer.score) or layer.score.shape != layer.parametrization.draw.shape:
+            raise ValueError(
+                f"the scores of {name!r} are spread over several processes (FSDP), but a mask is cut over a whole "
+                "tensor; use DistributedDataParallel"
+            )
     return layers
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    loaded = sys.modules.get("torch.distributed.tensor")  # whoever has a DTensor has imported it
+    return loaded is not None and isinstance(tensor, loaded.DTensor)
 
 
 def by_ranking(layers: Iterable[MaskedLayer]) -> list[list[MaskedLayer]]:
