@@ -330,20 +330,22 @@ def word_vectors() -> Lines:
     """Film reviews with pretrained word vectors."""
     labels = {"sgd": "SGD", "edge_popup": "edge-popup (SC)", "iterand": "IteRand (SC)"}
     states = ["trained", "fixed", "masked"]
-    found: dict[tuple[bool, str, str], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, bool, str, str], list[dict[str, Any]]] = {}
     for run in read_json("word-vectors.json")["runs"]:
-        found.setdefault((bool(run["known_words"]), run["vectors"], run["method"]), []).append(run)
+        network = "BiLSTM" if run["recipe"].startswith("bilstm") else "LSTM"
+        found.setdefault((network, bool(run["known_words"]), run["vectors"], run["method"]), []).append(run)
     rows = []
-    for known, state, method in sorted(found, key=lambda key: (not key[0], states.index(key[1]), key[2] != "sgd")):
-        runs = found[known, state, method]
+    for key in sorted(found, key=lambda key: (key[0] != "LSTM", not key[1], states.index(key[2]), key[3] != "sgd")):
+        network, known, state, method = key
+        runs = found[key]
         then = {"masked": "half of the numbers pruned"}.get(state, state)
         rows.append([
-            f"LSTM, {labels[method]}", f"{'GloVe' if known else 'N(0, 1)'}, {then}",
-            "NVIDIA H200" if runs[0]["hardware"] == "NVIDIA H200" else "one CPU core",
+            f"{network}, {labels[method]}", f"{'GloVe' if known else 'N(0, 1)'}, {then}",
+            "NVIDIA H200" if "H200" in str(runs[0]["hardware"]) else "one CPU core",
             *(mean_of([run["best"][name] for run in runs], 1) for name in ("accuracy", "test_accuracy")),
         ])  # fmt: skip
-    text = "*The LSTM with pretrained word vectors, accuracy in %, mean ± standard deviation, n = 1 (seed 0) unless a "
-    text += "cell says otherwise (seeds 0-2); `tools/probe_word_vectors.py`.*"
+    text = "*LSTM and BiLSTM with pretrained word vectors, accuracy in %, mean ± standard deviation, n = 1 (seed 0) "
+    text += "unless a cell says otherwise (seeds 0-2); `tools/probe_word_vectors.py`.*"
     return [text, "", *markdown(["", "words", "hardware", "validation", "test"], rows, left=3)]
 
 
@@ -637,13 +639,16 @@ def long() -> Lines:
     for name in ("best", "long"):
         there = cells(name, network="ResNet18")
         search, dense = there[("IteRand", 0.9)], there[("dense SGD", 0.0)]
-        taught = summarize([run.result["test_accuracy"] for run in _taught(search.cell.recipe, dense)])
+        taught, taught_dense = (
+            summarize([run.result["test_accuracy"] for run in _taught(cell.cell.recipe, dense)])
+            for cell in (search, dense)
+        )
         numbers = [entry for ours in (search.summary, taught) for entry in (_shown(ours, 3), _gap(ours, dense.summary))]
-        rows.append([str(search.cell.recipe.training.epochs), accuracy(dense, 3), *numbers])
+        rows.append([str(search.cell.recipe.training.epochs), accuracy(dense, 3), *numbers, _shown(taught_dense, 3)])
         found += [search, dense]
     what = "ResNet18 on CIFAR-10, test accuracy in %; search at p = 0.9; the teacher is one run of dense SGD of as "
     what += "many epochs (weight of 0.9, temperature of 4); gaps are search minus dense SGD, ± its standard error"
-    head = ["epochs", "dense SGD", "search", "gap", "search with a teacher", "gap"]
+    head = ["epochs", "dense SGD", "search", "gap", "search with a teacher", "gap", "dense SGD with a teacher"]
     return [*caption(what, found, 3, "iterand reproduce long"), *markdown(head, rows)]
 
 
