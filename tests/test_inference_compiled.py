@@ -196,6 +196,7 @@ def test_a_cache_that_others_can_write_is_not_used(ticket, expected, cache, buil
     cache.chmod(0o777)
     torch.testing.assert_close(iterand.compile_ticket(ticket, network())(expected[0]), expected[1])
     assert len(builds) == 1
+    assert builds[0].exists()  # until the process ends
     assert library(cache).stat().st_mtime_ns == before
 
 
@@ -215,6 +216,7 @@ def test_other_weights_are_another_library(ticket, expected, cache, builds, tmp_
     other = iterand.compile_ticket(tmp_path / "other.ticket", network())
     assert not torch.allclose(other(expected[0]), expected[1])
     assert len(builds) == 1
+    assert not builds[0].exists()  # it is in the cache
 
 
 def test_without_a_compiler_torch_runs_it(ticket, expected, tmp_path, monkeypatch, caplog):

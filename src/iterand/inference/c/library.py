@@ -127,22 +127,28 @@ def cached_library(source: Source, compiler: Sequence[str]) -> Path:
     path = None if cache is None else cache / f"{key}.so"
     if path is not None and _is_intact(path):
         return path
-    folder = tempfile.mkdtemp(prefix="iterand-")
+    folder = Path(tempfile.mkdtemp(prefix="iterand-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    built = build(source, compiler, Path(folder))
-    if path is None:
+    built = build(source, compiler, folder)
+    if path is None or not _store(built, path, key):
         return built
+    shutil.rmtree(folder, ignore_errors=True)
+    return path
+
+
+def _store(built: Path, path: Path, key: str) -> bool:
+    """Copy a library into the cache; whether the cache has it then."""
     data = built.read_bytes()
     if _is_intact(path):  # another process was first, and may be about to load its library
-        return path
+        return True
     try:
         for old in (path, _seal(path)):  # with their permissions
             old.unlink(missing_ok=True)
         atomic_write(path, data)
         atomic_write(_seal(path), json.dumps({"sha256": hashlib.sha256(data).hexdigest(), "key": key}).encode())
     except OSError:  # full, or not writable
-        return built
-    return path if _is_intact(path) else built
+        return False
+    return _is_intact(path)
 
 
 def _private_cache() -> Path | None:
