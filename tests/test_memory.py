@@ -3,6 +3,7 @@
 import gzip
 import math
 import os
+import re
 import tarfile
 
 import pytest
@@ -132,6 +133,14 @@ def test_what_fits_or_cannot_be_known_is_not_refused(free):
     memory.require(math.inf, "this", "take less")
 
 
+@pytest.fixture
+def no_gpu(monkeypatch):
+    def refuse(device):
+        raise RuntimeError("no CUDA GPUs are available")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", refuse)
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (24.2e9, "24.2 GB"), (999_700, "1 MB"), (3.2e17, "320 PB")],
@@ -162,10 +171,30 @@ def test_amounts_for_people(count, text):
         ),
     ],
 )
-def test_memory_that_runs_out_is_a_sentence(error, sentence):
+def test_memory_that_runs_out_is_a_sentence(error, sentence, no_gpu):
     with pytest.raises(NotEnoughMemoryError) as caught, memory.exhaustion_explained("take less"):
         raise error
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("free", "sentence"),
+    [
+        (1e9, "there is not enough memory on the GPU, of whose 80 GB other processes have 59 GB, 2.00 GiB more were"),
+        (50e9, "there is not enough memory on the GPU, 2.00 GiB more were"),
+    ],
+)
+def test_a_gpu_full_of_other_processes_is_said_to_be(free, sentence, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: asked.append(device) or (int(free), int(80e9)))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: int(20e9))
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of")
+    with (
+        pytest.raises(NotEnoughMemoryError, match=re.escape(f"{sentence} asked for; take less")),
+        memory.exhaustion_explained("take less"),
+    ):
+        raise error
+    assert asked == [3]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("an illegal memory access was encountered"), KeyError("x")])
@@ -320,7 +349,7 @@ def test_a_checkpoint_is_written_and_read_only_if_there_is_memory(tmp_path, free
         read_checkpoint(tmp_path)
 
 
-def test_memory_that_runs_out_in_a_step_is_one_sentence(cli, monkeypatch, tmp_path):
+def test_memory_that_runs_out_in_a_step_is_one_sentence(cli, monkeypatch, tmp_path, no_gpu):
     def step(self, batch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has")
 

@@ -21,6 +21,7 @@ _CGROUPS = {  # version: folder, files of limit and usage, prefix of the entries
     2: ("sys/fs/cgroup", "memory.max", "memory.current", ""),
     1: ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 }
+_MUCH = 0.2  # share of a GPU's memory; some is of this process, but not torch's
 _EXHAUSTED = ("out of memory", "can't allocate memory", "not enough memory", "ALLOC_FAILED")
 
 
@@ -79,8 +80,22 @@ def exhaustion_explained(hint: str) -> Iterator[None]:
             raise
         asked = re.search(r"tried to allocate ([\d.]+ \w+)", str(error), re.IGNORECASE)
         more = f", {asked[1]} more were asked for" if asked else ""
-        where = "on the GPU" if "CUDA" in str(error) else "on this machine"
+        where = f"on the GPU{_taken_by_others(str(error))}" if "CUDA" in str(error) else "on this machine"
         raise NotEnoughMemoryError(f"there is not enough memory {where}{more}; {hint}") from error
+
+
+def _taken_by_others(message: str) -> str:
+    """What other processes have of the GPU's memory, if it is much."""
+    import torch
+
+    number = re.search(r"GPU (\d+) has", message)
+    device = int(number[1]) if number else None
+    try:
+        free, total = torch.cuda.mem_get_info(device)
+        taken = total - free - torch.cuda.memory_reserved(device)
+    except (AssertionError, RuntimeError):  # no CUDA in this torch, or the device no longer answers
+        return ""
+    return f", of whose {amount(total)} other processes have {amount(taken)}" if taken > _MUCH * total else ""
 
 
 def _entries(path: Path) -> dict[str, int]:
