@@ -273,6 +273,10 @@ class TestCodeRunsAsPrinted:
         names = run("guides/trainers.md", packages, loader=batches)
         module, plain = names["module"], iterand.load_ticket("lightning.ticket", names["Classifier"]())
         assert torch.equal(module.eval().network(images), plain.eval().network(images))
+        late, quiet = names["LateClassifier"](), {"logger": False, "enable_checkpointing": False}
+        for _ in range(2):
+            names["L"].Trainer(max_epochs=1, callbacks=[names["IteRand"]()], **quiet).fit(late, batches)
+        assert iterand.summary(late).kept == iterand.summary(module).kept
         assert names["trainer"].state.global_step == 6
         assert sorted(path.name for path in (folder / "bert-ticket").iterdir()) == [
             "README.md", "config.json", "model.ticket",

@@ -124,6 +124,11 @@ def test_a_repository_is_downloaded(tmp_path, monkeypatch):
     assert torch.equal(loaded(INPUTS), model(INPUTS))
 
 
+def test_a_repository_that_cannot_be_reached_may_have_a_ticket(tmp_path):
+    with pytest.raises(iterand.TicketError, match=r"the model\.ticket of 'user/name' is not in the cache, and the Hub"):
+        hub.from_pretrained("user/name", plain(), local_files_only=True, cache_dir=tmp_path)
+
+
 def test_models_that_cannot_be_saved_leave_no_folder(tmp_path):
     with pytest.raises(ValueError, match="Sequential has no masked layer; call prune_ on it first"):
         hub.save_pretrained(plain(), tmp_path / "a")

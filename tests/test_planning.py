@@ -249,6 +249,11 @@ def test_patterns_choose_and_overrides_set_the_sparsity(ranking):
     assert found == {"0.weight": 90, "1.weight": 80, "2.weight": 80}
 
 
+def test_a_pattern_may_name_what_has_an_override():
+    found = kept(iterand.prune_(three(), {"0": 0.1, "*.weight": 0.2}, overrides={"0": 0.5}))
+    assert found == {"0.weight": 50, "1.weight": 80, "2.weight": 80}
+
+
 @pytest.mark.parametrize(
     ("sparsity", "overrides", "argument"),
     [({"0": 0.1, "*.weight": 0.2}, None, "sparsity"), (0.5, {"0": "dense", "*.weight": 0.2}, "overrides")],
@@ -295,6 +300,18 @@ def test_a_parameter_that_is_held_outside_of_modules_is_refused(hold):
         iterand.prune_(model, 0.5)
     assert snapshot(model) == before
     assert list(iterand.masked_layers(iterand.prune_(model, 0.5, exclude="encoder"))) == ["other.weight"]
+
+
+def test_an_object_that_answers_every_name_holds_nothing():
+    class Lazy:
+        def __getattr__(self, name):
+            return self
+
+        def __call__(self):
+            return self
+
+    model = Holding(lambda weight: Lazy())
+    assert "encoder.weight" in iterand.masked_layers(iterand.prune_(model, 0.5))
 
 
 def test_layers_outside_a_global_ranking_take_nothing_from_it():

@@ -57,7 +57,7 @@ def test_a_ticket_from_the_middle_of_a_schedule_is_named(tmp_path, ranking):
     iterand.save_ticket(model, tmp_path / "a.ticket")
     schedule = iterand.SparsitySchedule(model, "linear", steps=4)
     for counts in (200, 160, 120, 80):
-        sentence = f"a.ticket keeps {counts} weights instead of 40, as the model's SparsitySchedule has not ended"
+        sentence = f"a.ticket keeps {counts} weights, and not the 40 of the sparsity that prune_ was given; save after"
         with pytest.warns(UserWarning, match=sentence):
             iterand.save_ticket(model, tmp_path / "a.ticket")
         schedule.step()

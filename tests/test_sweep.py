@@ -97,6 +97,8 @@ def test_only_what_fits_the_pattern():
         only(everything, "figure9/*")
     with pytest.raises(ValueError, match=r"'figure2/resnet34\*'; cells are called like 'figure2/ResNet34"):
         only(everything, "figure2/resnet34*")
+    with pytest.raises(ValueError, match=r"'resnet34\*'; cells are called like 'figure2/ResNet34"):
+        only([find_experiment("figure2")], "resnet34*")
     (found,) = only([find_experiment("figure2")], "Conv6, IteRand*", "figure2/ResNet18, SGD*")  # 2 weights, 4 widths
     assert len(found.cells) == 2 * 4 + 4
     several = only(everything, "figure2/*0.25*", "sparsity/Conv6*", "figure2/Conv6*")  # 3 networks x 5, 4 widths x 5
@@ -149,6 +151,7 @@ def test_nothing_is_cut_off_where_lines_are_short(tmp_path, done, columns):
     assert "…" not in text
     assert text.count("11.00 ± 1.00   3") == 6  # of 10, 11, 12
     assert text.count("7 B") == 6
+    assert "ResNet18, biprop, norms " in text
     labels = " ".join(cell.label for cell in find_experiment("claims").cells)
     assert set(labels.split()) <= set(text.split())
 
@@ -272,8 +275,9 @@ def test_runs_without_data_fail_before_the_others_start(tmp_path):
 
 
 def test_nothing_starts_where_no_run_has_data(tmp_path):
-    answer = call("sparsity", "--out", str(tmp_path / "runs"), "--data-dir", str(tmp_path / "empty"))
-    assert str(answer.exception).startswith(f"cifar10 is not in {tmp_path / 'empty'}; download it with")
+    answer = call("--only", "i*", "--out", str(tmp_path / "runs"), "--data-dir", str(tmp_path / "empty"))
+    for name in ("cifar10", "imdb"):
+        assert str(answer.exception).count(f"{name} is not in {tmp_path / 'empty'}; ") == 1
     assert answer.output == ""
     assert not list(tmp_path.iterdir())
 

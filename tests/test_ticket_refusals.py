@@ -306,8 +306,13 @@ def test_a_ticket_of_a_part_that_was_compiled_says_so(tmp_path):
     model = iterand.prune_(nn.Sequential(nn.Linear(4, 5)), 0.5)
     model[0] = nn.ModuleDict({"_orig_mod": model[0]})  # what torch.compile(model[0]) makes of the names
     iterand.save_ticket(model, tmp_path / "a.ticket")
-    with pytest.raises(TicketError, match=r"compiled by torch.compile\(part\), which renames it; use part.compile\(\)"):
-        iterand.load_ticket(tmp_path / "a.ticket", nn.Sequential(nn.Linear(4, 5)))
+    compiled, plain = nn.Sequential(nn.ModuleDict({"_orig_mod": nn.Linear(4, 5)})), nn.Sequential(nn.Linear(4, 5))
+    with pytest.raises(TicketError, match=r"torch.compile\(part\) renamed .*: compile the same part before loading"):
+        iterand.load_ticket(tmp_path / "a.ticket", plain)
+    iterand.load_ticket(tmp_path / "a.ticket", compiled)
+    iterand.save_ticket(iterand.prune_(plain, 0.5), tmp_path / "b.ticket")
+    with pytest.raises(TicketError, match=r"torch.compile\(part\) renames .*: load before it, or use part.compile\(\)"):
+        iterand.load_ticket(tmp_path / "b.ticket", compiled)
 
 
 def test_masked_weights_that_the_state_dict_calls_otherwise_are_not_saved(tmp_path):

@@ -84,7 +84,7 @@ def test_the_search_goes_on_in_the_middle_of_a_schedule(tmp_path, ranking, sched
     schedule = iterand.SparsitySchedule(model, "linear", steps=10)
     for _ in range(5):
         schedule.step()
-    with pytest.warns(UserWarning, match="SparsitySchedule has not ended; save after its last step for the sparsity"):
+    with pytest.warns(UserWarning, match="save after the last step of the model's SparsitySchedule"):
         iterand.save_ticket(model, tmp_path / "a.ticket")
     again = build()
     if scheduled:

@@ -106,6 +106,21 @@ class TestLightning:
         ):
             trainer(IteRand(sparsity=0.5)).fit(Late(), trainer_scripts.batches())
 
+    def test_layers_that_need_no_mask_may_be_made_later(self, make):
+        from iterand.integrations.lightning import IteRand
+
+        Module, trainer = make
+
+        class Late(Module):
+            def configure_model(self) -> None:
+                self.frozen = nn.Linear(3, 3).requires_grad_(False)
+
+        module, callback = Late(), IteRand(sparsity=0.5)
+        trainer(callback).fit(module, trainer_scripts.batches())
+        module.head = nn.Linear(3, 3)  # between two fits
+        trainer(callback).fit(module, trainer_scripts.batches())
+        assert list(iterand.masked_layers(module)) == ["network.0.weight", "network.2.weight"]
+
     def test_a_part_may_be_compiled_after_pruning(self, make):
         from iterand.integrations.lightning import IteRand
 

@@ -11,6 +11,7 @@ import glob
 import itertools
 import math
 import re
+import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -422,8 +423,8 @@ def _held(value: Any, depth: int = 3) -> Iterator[Any]:
             yield from _held(entry, depth - 1)
     elif isinstance(value, functools.partial) and depth:
         yield from _held([value.func, *value.args, *value.keywords.values()], depth - 1)
-    elif callable(value):
-        yield from _held(getattr(value, "__self__", None), 0)
+    elif isinstance(value, (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)):
+        yield from _held(value.__self__, 0)
 
 
 def _memory(parameter: Tensor) -> tuple[int, int]:

@@ -250,7 +250,7 @@ def _table(experiment: "Experiment", cells: list["CellResult"], scale: str) -> T
         if experiment.measure != "seconds":
             columns.remove(_RANDOMIZATION)
     longest = max((len(row["label"]) for row in rows), default=0)
-    table.add_column("cell" if experiment.where else "method", overflow="fold", min_width=min(longest, _LABEL))
+    table.add_column("cell" if experiment.where else "method", min_width=min(longest, _LABEL))
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)  # where lines are short, labels wrap and numbers do not
     for row in rows:

@@ -21,7 +21,12 @@ from iterand.ticket import load_ticket, save_ticket
 
 with extra("hub", "the Hugging Face Hub"):
     from huggingface_hub import ModelCard, ModelCardData, ModelHubMixin, hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
 Model = TypeVar("Model", bound=nn.Module)
 TICKET = "model.ticket"
@@ -140,6 +145,11 @@ def _find_ticket(source: str | os.PathLike[str], **download: Any) -> Path:
         return Path(hf_hub_download(os.fspath(source), TICKET, **download))
     except HFValidationError:
         raise TicketError(f"{os.fspath(source)!r} is no folder that exists, and no repository 'user/name'") from None
+    except LocalEntryNotFoundError:
+        raise TicketError(
+            f"the {TICKET} of {os.fspath(source)!r} is not in the cache, and the Hub is not reached; check the network "
+            "connection, HF_HUB_OFFLINE and local_files_only="
+        ) from None
     except (EntryNotFoundError, RepositoryNotFoundError) as error:
         raise TicketError(f"{os.fspath(source)!r} has no {TICKET} on the Hub: {first_line(error)}") from None
 

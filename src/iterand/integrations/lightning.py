@@ -23,7 +23,8 @@ with extra("lightning", "the Lightning callback"):
 
 
 _MAKE_EARLIER = (
-    "make {what} in __init__, or leave out sparsity= and call prune_ in configure_model, after its layers are made"
+    "make {what} in __init__, or leave out sparsity= and call prune_ where configure_model makes its layers, the first "
+    "time that it is called"
 )
 
 
@@ -55,7 +56,7 @@ class IteRand(Callback):
         self.search = Search(sparsity, steppers, options)
         self._step = 0
         self._pruned: dict[str, nn.Parameter] = {}
-        """The parameters of the module when it was pruned."""
+        """The parameters of the module when it was pruned, until a fit begins."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Prune before checkpoints are loaded and optimizers are made."""
@@ -80,6 +81,7 @@ class IteRand(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make the steppers."""
         _refuse_later(pl_module, self._pruned)
+        self._pruned = {}
         self.search.begin(pl_module, lambda: trainer.estimated_stepping_batches)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

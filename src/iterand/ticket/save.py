@@ -82,8 +82,8 @@ def _warn_of_schedule(masks: Sequence[MaskedParametrization], name: str) -> None
         final = kept_at(masks, 1.0)
         kept, fewest = sum(int(mask.kept) for mask in masks), sum(final[mask] for mask in masks)
         if kept > fewest:
-            what = f"{name} keeps {kept:,} weights instead of {fewest:,}, as the model's SparsitySchedule has not ended"
-            warnings.warn(f"{what}; save after its last step for the sparsity of prune_", stacklevel=3)
+            what = f"{name} keeps {kept:,} weights, and not the {fewest:,} of the sparsity that prune_ was given"
+            warnings.warn(f"{what}; save after the last step of the model's SparsitySchedule", stacklevel=3)
 
 
 @torch.no_grad()

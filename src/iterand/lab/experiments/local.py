@@ -137,7 +137,7 @@ def run_tasks(tasks: Sequence[Task], jobs: int) -> Iterator[Event]:
     """
     without_data = _without_data(tasks)
     if tasks and len(without_data) == len(tasks):
-        raise without_data[tasks[0]]
+        raise DataError("; ".join(dict.fromkeys(map(str, without_data.values()))))
     for task, error in without_data.items():
         yield Event("failed", task, {"error": sentence(error)})
     tasks = [task for task in tasks if task not in without_data]

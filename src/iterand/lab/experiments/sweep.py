@@ -165,13 +165,15 @@ def only(experiments: Sequence[Experiment], *patterns: str) -> list[Experiment]:
     """
     names = [f"{entry.name}/{cell.label}" for entry in experiments for cell in entry.cells]
 
+    def called(name: str) -> list[str]:
+        return [name, name.partition("/")[2]] if len(experiments) == 1 else [name]
+
     def fits(name: str, patterns: Sequence[str] = patterns) -> bool:
-        called = [name, name.partition("/")[2]] if len(experiments) == 1 else [name]
-        return any(fnmatchcase(one, pattern) for one in called for pattern in patterns)
+        return any(fnmatchcase(one, pattern) for one in called(name) for pattern in patterns)
 
     for pattern in patterns:
         if not any(fits(name, [pattern]) for name in names):
-            starts = {name[: len(pattern)].lower(): name for name in reversed(names)}
+            starts = {one[: len(pattern)].lower(): name for name in reversed(names) for one in called(name)}
             close = difflib.get_close_matches(pattern.lower(), starts, n=1)
             like = starts[close[0]] if close else names[0]
             raise ValueError(f"no cell fits the pattern {pattern!r}; cells are called like {like!r}")

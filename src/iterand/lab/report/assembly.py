@@ -126,7 +126,7 @@ class Unmatched:
     def settings(self) -> list[str]:
         """Its sparsity and what differs from the recipe of its name, if the package has one."""
         recipe = self.record.recipe
-        sparsity = [f"method.sparsity={recipe.method.sparsity:g}"] if recipe.method.name != "sgd" else []
+        sparsity = [f"method.sparsity={recipe.method.sparsity}"] if recipe.method.name != "sgd" else []
         if recipe.name.removeprefix("tiny-") not in recipe_names():
             return sparsity
         original = find_recipe(recipe.name.removeprefix("tiny-"), sparsity)
