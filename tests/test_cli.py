@@ -268,10 +268,16 @@ def test_names_for_help_and_completion_are_those_there_are():
 
 
 @pytest.mark.parametrize("line", [["recipes"], ["train"], ["ticket", "info", "a.ticket"], ["theory", "width"]])
-def test_ctrl_c_while_torch_is_imported_is_no_traceback(tmp_path, line):
-    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt\n")
+def test_ctrl_c_while_torch_is_imported_stops_at_once(tmp_path, line):
+    """Torch's own import goes on after an exception, or breaks."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\ntry: os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException: print('goes on')\n"
+    )
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    command = [sys.executable, "-m", "iterand", *line]
+    code = (
+        "import signal, iterand.cli.main as cli; signal.signal(signal.SIGINT, signal.default_int_handler); cli.main()"
+    )
+    command = [sys.executable, "-c", code, *line]  # a job in the background would ignore the signal
     answer = subprocess.run(command, env=os.environ | path, capture_output=True, text=True)
     assert (answer.returncode, answer.stdout, answer.stderr) == (130, "", "stopped\n")
 

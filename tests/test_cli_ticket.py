@@ -257,6 +257,10 @@ def test_export_names_the_function_for_networks_that_it_cannot_build(cli, tmp_pa
     _, _, err = cli("export", "code.ticket", "--format", to)
     assert err.startswith("error: ticket 'code.ticket': its network is made by code, 'nets.py:small', and a file never")
     assert err.endswith(way_out)
+    text = {"network": {"name": "bilstm", "width_factor": 0.1}}
+    iterand.save_ticket(iterand.prune_(nn.Linear(8, 8), 0.5), tmp_path / "text.ticket", recipe=text)
+    _, _, err = cli("export", "text.ticket", "--format", to)
+    assert err.startswith("error: ticket 'text.ticket': its network bilstm reads texts of different lengths, which")
     model = iterand.prune_(nn.Linear(8, 8), 0.5, weights="existing")
     iterand.save_ticket(model, tmp_path / "mask.ticket", base="mine")
     _, _, err = cli("export", "mask.ticket", "--format", to)

@@ -354,3 +354,29 @@ def test_a_list_of_texts_may_be_one_text():
 def test_a_dry_run_is_no_setting():
     with pytest.raises(RecipeError, match="to make one, use 'iterand reproduce EXPERIMENT --scale tiny'"):
         recipe_file.override(Recipe(), ["scale=tiny"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            ["milestones=[1]"],
+            "learning_rate.milestones is for learning_rate.schedule = 'multi_step', but it is 'cosine'",
+        ),
+        (["warmup_epochs=1"], "learning_rate.warmup_epochs is for learning_rate.schedule = 'warmup_cosine', but it is"),
+        (
+            ["rounds=9"],
+            "method.rounds is for method.name = 'imp', but it is 'iterand'; leave it out, or set method.name",
+        ),
+        (
+            ["sparsity_schedule_share=0.1"],
+            "method.sparsity_schedule_share is for method.sparsity_schedule = 'linear' or",
+        ),
+        (["milestones=[1]", "learning_rate.schedule=multi_step"], None),
+        (["rounds=3"], None),  # the default
+    ],
+)
+def test_what_a_run_would_not_read_is_refused(settings, sentence, cli):
+    options = [part for setting in settings for part in ("--set", setting)]
+    code, _, err = cli("recipes", "digits", *options)
+    assert (code, err.startswith(f"error: {sentence}")) == ((0, False) if sentence is None else (1, True))

@@ -429,6 +429,29 @@ def test_activation_checkpointing(options, use_reentrant):
     assert all(torch.equal(a, b) for a, b in zip(score_gradients(model, inputs), expected))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("options", [{}, {"ranking": "global"}, {"preset": "recommended"}], ids=str)
+def test_several_models_are_an_ensemble(options):
+    networks = [nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(3)]
+    models = [iterand.prune_(network, 0.5, seed=seed, **options) for seed, network in enumerate(networks)]
+    inputs = torch.randn(5, 6)
+    tensors = torch.func.stack_module_state(models)
+    outputs = torch.func.vmap(lambda *state: torch.func.functional_call(models[0], state, (inputs,)))(*tensors)
+    torch.testing.assert_close(outputs, torch.stack([model(inputs) for model in models]))
+
+
+def test_a_forward_that_was_replaced_is_used_by_later_models(monkeypatch):
+    class Doubling(nn.Linear):
+        def forward(self, inputs):
+            return 2 * super().forward(inputs)
+
+    inputs, first = torch.randn(2, 6), iterand.prune_(Doubling(6, 3), 0.5, seed=0)
+    monkeypatch.setattr(Doubling, "forward", nn.Linear.forward)
+    second = iterand.prune_(Doubling(6, 3), 0.5, seed=0)
+    second.load_state_dict(first.state_dict())
+    torch.testing.assert_close(first(inputs), 2 * second(inputs))
+
+
 @RANKINGS
 def test_functional_call_and_its_gradient(options):
     model = network(**options)

@@ -263,6 +263,12 @@ def adapt_root_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]])
     # the root is parametrized itself, the new class becomes the base of parametrize's class, which torch edits.
     generated = _class_of_parametrizations(root)
     base: type[nn.Module] = type(root) if generated is None else generated.__bases__[0]
+    setattr(root, _RANKINGS, rankings)
+    root.__class__ = replace_base(type(root), base, _adapted(base))
+
+
+def _adapted(base: type[nn.Module]) -> type[nn.Module]:
+    """The class of masked models of this class: one, so that torch.func takes several for an ensemble."""
 
     def one_pass(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
@@ -292,15 +298,18 @@ def adapt_root_(root: nn.Module, rankings: list[Ranking[MaskedParametrization]])
         _refuse_tying(self)
         return cast(Any, base).tie_weights(self, *args, **options)
 
-    namespace: dict[str, Any] = {name: one_pass(getattr(base, name)) for name in _PASSES if hasattr(base, name)}
+    passes = {name: getattr(base, name) for name in _PASSES if hasattr(base, name)}
+    for known in base.__subclasses__():
+        ours = _CUTS in vars(known) and known.__bases__ == (base,)
+        if ours and all(getattr(known, name).__wrapped__ is method for name, method in passes.items()):
+            return known
+    namespace: dict[str, Any] = {name: one_pass(method) for name, method in passes.items()}
     namespace |= {"__getstate__": _refuse_pickling, "__module__": base.__module__, _CUTS: True}
     if not hasattr(base, "__deepcopy__"):  # by default, copies and pickles are made from __getstate__
         namespace["__deepcopy__"] = deepcopy
     if hasattr(base, "tie_weights"):  # as Hugging Face's models have
         namespace["tie_weights"] = tie_weights
-    caching = type(base.__name__, (base,), namespace)
-    setattr(root, _RANKINGS, rankings)
-    root.__class__ = replace_base(type(root), base, caching)
+    return type(base.__name__, (base,), namespace)
 
 
 def restore_roots_(model: nn.Module) -> None:

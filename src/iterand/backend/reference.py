@@ -88,7 +88,10 @@ def cut_together(scores: Sequence[Tensor], kept: Tensor, floors: Sequence[int], 
 
 def nan_error(name: str) -> ValueError:
     """The error for scores that cannot be ranked."""
-    return ValueError(f"the scores of {name!r} contain NaN, so they cannot be ranked; lower the learning rate")
+    return ValueError(
+        f"the scores of {name!r} contain NaN, so they cannot be ranked; an input or the loss was not finite, or the "
+        "learning rate is too high"
+    )
 
 
 @torch.library.custom_op("iterand::cut", mutates_args=())

@@ -264,6 +264,11 @@ def _network(file: Path, ticket: "Ticket", to: Format) -> "nn.Module":
             f"ticket {str(file)!r}: {reason}; in Python, load it into your model with load_ticket, and give the model "
             f"to {exporter}"
         )
+    if name in ("lstm", "bilstm"):
+        raise TicketError(
+            f"ticket {str(file)!r}: its network {name} reads texts of different lengths, which cannot be exported to "
+            f"{to}; in Python, load_ticket gives the network"
+        )
     return load_ticket(file)
 
 

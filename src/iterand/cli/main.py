@@ -4,8 +4,12 @@
 
 import atexit
 import gc
+import os
+import signal
 import sys
+import threading
 import warnings
+from types import FrameType
 from typing import Any
 
 import typer
@@ -55,11 +59,17 @@ def main() -> None:
     warnings.showwarning = _show_warning
     accept_any_text()
     atexit.register(_skip_garbage)
+    of_python = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell may ignore it in the background
+    if of_python and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         with exhaustion_explained("free some, or ask for less"):
             app()
     except Interrupted:
         err.print("stopped and saved; run the same command to resume")
+        sys.exit(_INTERRUPTED)
+    except KeyboardInterrupt:  # before typer has made its commands
+        err.print("stopped")
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:
         sys.exit(1)
@@ -70,6 +80,15 @@ def main() -> None:
         if end.code == _INTERRUPTED:  # typer turns Ctrl-C into this exit code
             err.print("stopped")
         raise
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Stop at Ctrl-C. During an import at once: one that an exception ends leaves half a module, or goes on."""
+    specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
+    if any(getattr(spec, "_initializing", False) for spec in specs):
+        os.write(2, b"stopped\n")
+        os._exit(_INTERRUPTED)
+    signal.default_int_handler(number, frame)
 
 
 def _skip_garbage() -> None:

@@ -98,8 +98,10 @@ def _find_recipe(name_or_path: str, settings: list[str] | None) -> tuple["Recipe
     """
     from iterand.lab.experiments.library import find_recipe, pin
     from iterand.lab.networks.external import UserCode, names_code
+    from iterand.lab.training.recipe_file import refuse_without_effect
 
     recipe = find_recipe(name_or_path, settings or [])
+    refuse_without_effect(recipe, settings or [])
     code = UserCode(recipe.network.name) if names_code(recipe.network.name) else None
     return pin(recipe, code), code
 
