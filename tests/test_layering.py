@@ -13,8 +13,8 @@ import iterand
 
 PACKAGE = Path(__file__).parents[1] / "src" / "iterand"
 GROUND = {"errors", "checks", "files", "memory"}
-CORE = "philox backend distributions mask_kinds selection settings stepping history parametrization maskable freezing "
-CORE += "surgery sparsity existing planning masking randomization summarizing"
+CORE = "philox backend distributions mask_kinds selection settings stepping history parametrization parameter_kinds "
+CORE += "maskable freezing surgery sparsity existing planning masking randomization summarizing"
 BELOW = {part: GROUND | set(CORE.split()[:n]) for n, part in enumerate(CORE.split())}
 BELOW |= dict.fromkeys(GROUND, GROUND)
 LIBRARY = GROUND | set(CORE.split())

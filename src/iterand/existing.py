@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from iterand.distributions import MagnitudeScores
-from iterand.maskable import Owner
+from iterand.parameter_kinds import Owner
 from iterand.parametrization import MaskedParametrization
 from iterand.selection import GlobalRanking, Ranking
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from iterand.maskable import Owner, parametrized
+from iterand.parameter_kinds import Owner, parametrized
 
 # Stored on the module itself, so that copies of the model and parts of it have it too.
 _FROZEN = "_iterand_frozen"

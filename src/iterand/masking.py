@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from iterand import existing, freezing, mask_kinds, maskable, philox, surgery
+from iterand import existing, freezing, mask_kinds, parameter_kinds, philox, surgery
 from iterand.backend import RankBy, reference
 from iterand.checks import check_fraction, shown
 from iterand.distributions import EXISTING, MagnitudeScores, WeightDistribution
 from iterand.errors import UnmaskedWarning
 from iterand.mask_kinds import MaskKind
-from iterand.maskable import Owner, list_tensors
+from iterand.parameter_kinds import Owner, list_tensors, parametrized
 from iterand.parametrization import calculate_multipliers
 from iterand.planning import (
     Biases,
@@ -139,12 +139,12 @@ def prune_(
     exists = weights == EXISTING
     if exists and recommended:
         raise ValueError("preset is 'recommended', but weights is 'existing': it is for random weights; leave it out")
-    has_norms = recommended and maskable.has_norms(unwrap(model))
+    has_norms = recommended and parameter_kinds.has_norms(unwrap(model))
     balanced = has_norms and not isinstance(sparsity, Mapping)
     if ranking is None:
         ranking = "global" if balanced else "layer"
     if norms is None:
-        shifted = balanced and maskable.has_shifts(unwrap(model))
+        shifted = balanced and parameter_kinds.has_shifts(unwrap(model))
         norms = "keep" if exists else "shifted" if shifted else "fixed"
     if gain is None and (has_norms or not recommended):
         gain = 1.0
@@ -273,7 +273,7 @@ def refuse_computed_further(layers: Iterable[MaskedLayer]) -> None:
     """Refuse tensors that are not their masked weights, since something else is computed from these."""
     for layer in layers:
         for module, attribute in layer.owners:
-            if len(maskable.parametrized(module)[attribute]) > 1:
+            if len(parametrized(module)[attribute]) > 1:
                 raise ValueError(
                     f"{layer.name!r} has another parametrization on top of its mask; remove that one first, with del "
                     f"module.parametrizations.{attribute}[-1], since remove_parametrizations removes the mask, too"

@@ -13,7 +13,7 @@ from iterand.backend import RankBy
 from iterand.checks import shown, unknown
 from iterand.distributions import EXISTING, MAGNITUDES, MagnitudeScores
 from iterand.mask_kinds import MaskKind
-from iterand.maskable import Owner
+from iterand.parameter_kinds import Owner, owners
 from iterand.parametrization import MaskedParametrization
 from iterand.selection import GlobalRanking, LayerRanking, Ranking, RankingChoice, check_sparsity
 from iterand.settings import Settings
@@ -135,7 +135,7 @@ def plan_pruning(model: nn.Module, sparsity: float | Mapping[str, float | str], 
     root = unwrap(model)
     _refuse_model(model, root)
     sparsity = _checked_sparsity(sparsity, options)
-    everything = maskable.owners(root)
+    everything = owners(root)
     if options.norms == "shifted" and all(owner.kind != "shift" for owner in everything):
         raise ValueError(f"norms is 'shifted', but {type(root).__name__} has no norm that adds anything; leave it out")
     usual = ("weight", "shift") if options.norms == "shifted" else ("weight",)

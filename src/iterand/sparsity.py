@@ -10,7 +10,7 @@ from torch import nn
 
 from iterand import maskable
 from iterand.checks import check_int
-from iterand.maskable import Owner
+from iterand.parameter_kinds import Owner
 from iterand.parametrization import MaskedParametrization, calculate_masks
 from iterand.selection import GlobalRanking, Ranking, check_sparsity, floor_count, kept_count
 from iterand.settings import Settings

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from iterand.checks import counted
 from iterand.freezing import is_frozen
-from iterand.maskable import is_layer_scale, list_tensors
 from iterand.masking import masked_weights
+from iterand.parameter_kinds import is_layer_scale, list_tensors
 from iterand.parametrization import calculate_multipliers
 from iterand.surgery import MaskedLayer, require_masked_layers, unwrap
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from iterand.checks import shown
-from iterand.maskable import Owner, parametrized
+from iterand.parameter_kinds import Owner, parametrized
 from iterand.parametrization import MaskedParametrization
 from iterand.selection import Ranking
 

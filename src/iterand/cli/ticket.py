@@ -114,7 +114,7 @@ def _shortened(names: Sequence[str], width: int) -> list[str]:
 
 
 def _whole_table(ticket: "Ticket", costs: "Cost", stored: dict[str, tuple[int, ...]], share: float) -> Table:
-    from iterand.maskable import name_tensors
+    from iterand.parameter_kinds import name_tensors
     from iterand.ticket.header import stored_distribution
 
     weights, kept = sum(layer.weights for layer in costs.layers), sum(layer.kept for layer in costs.layers)

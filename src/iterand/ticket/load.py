@@ -88,10 +88,10 @@ def check_fits(ticket: Ticket, model: nn.Module) -> None:
     for name, (dtype, shape) in expected.items():
         if name not in state:
             advice = "is it a ticket of another model?"
-            if any("_orig_mod." in one for one in (name, *state)):
+            if "_orig_mod." in name:
+                advice = "torch.compile(part) renamed the tensors of its part: compile the same part before loading"
+            elif any("_orig_mod." in own for own in state):
                 advice = "torch.compile(part) renames the tensors of a part: load before it, or use part.compile()"
-                if "_orig_mod." in name:
-                    advice = "torch.compile(part) renamed the tensors of its part: compile the same part before loading"
             raise TicketError(f"it holds {name!r}, which {kind} does not have; {advice}")
         if tuple(state[name].shape) != shape:
             raise TicketError(f"{name!r} has shape {list(shape)} in it and {list(state[name].shape)} in {kind}")

@@ -21,8 +21,8 @@ from iterand import __version__, distributions, existing, freezing
 from iterand.checks import check_path, is_text, shown
 from iterand.errors import UnmaskedWarning
 from iterand.files import atomic_write
-from iterand.maskable import list_tensors
 from iterand.masking import left_alone, refuse_computed_further
+from iterand.parameter_kinds import list_tensors
 from iterand.parametrization import MaskedParametrization
 from iterand.sparsity import SparsitySchedule, kept_at
 from iterand.surgery import MaskedLayer, require_masked_layers, unwrap

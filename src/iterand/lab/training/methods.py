@@ -18,8 +18,8 @@ from iterand.errors import UnmaskedWarning
 from iterand.freezing import freeze_norms_
 from iterand.lab.networks.lstm import LSTMClassifier
 from iterand.lab.training.recipe import MethodRecipe, Recipe
-from iterand.maskable import Owner
 from iterand.masking import left_alone
+from iterand.parameter_kinds import Owner, list_tensors, owners
 from iterand.planning import recommended_gain
 from iterand.randomization import Stepper
 from iterand.selection import kept_count
@@ -95,7 +95,7 @@ def _mask_(model: nn.Module, recipe: Recipe) -> None:
         )
     if unmasked := left_alone(model):
         warnings.warn(
-            f"the network has {maskable.list_tensors(unmasked)}, neither masked nor trained: they stay as they are "
+            f"the network has {list_tensors(unmasked)}, neither masked nor trained: they stay as they are "
             "built, and a ticket stores them in full; mask them too with method.include = ['*'], or name them in "
             "method.exclude",
             UnmaskedWarning,
@@ -142,7 +142,7 @@ def _searched_parameters(model: nn.Module, method: MethodRecipe) -> list[nn.Para
 
 def _norm_owners(model: nn.Module) -> list[Owner]:
     """The scales and shifts of the norms of a model."""
-    return [owner for owner in maskable.owners(model) if owner.kind in ("norm", "shift")]
+    return [owner for owner in owners(model) if owner.kind in ("norm", "shift")]
 
 
 # Iterative magnitude pruning
@@ -177,10 +177,10 @@ class IterativeMagnitudePruning:
         self._initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         self._weights: dict[str, nn.Parameter] = {}
         self._pruned: dict[str, Tensor] = {}
-        for name, owners in maskable.choose(model, None, (), ()).items():
-            module, attribute = owners[0].module, owners[0].attribute
-            self._weights[name] = owners[0].parameter
-            self._pruned[name] = torch.zeros_like(owners[0].parameter, dtype=torch.bool)
+        for name, group in maskable.choose(model, None, (), ()).items():
+            module, attribute = group[0].module, group[0].attribute
+            self._weights[name] = group[0].parameter
+            self._pruned[name] = torch.zeros_like(group[0].parameter, dtype=torch.bool)
             module.register_buffer(attribute + _SUFFIX, self._pruned[name])
         self._count = sum(weight.numel() for weight in self._weights.values())
         if kept_count(self._count, sparsity) == 0:

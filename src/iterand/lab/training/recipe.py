@@ -24,14 +24,18 @@ SCALES = ("full", "tiny")
 
 _LARGEST_COUNT = (1 << 31) - 1
 _LARGEST_RATE = 1e30  # a float32 holds it
+_STEPS = "learning_rate.schedule", ("multi_step",)
+_WARMUP = "learning_rate.schedule", ("warmup_cosine",)
+_RISING = "method.sparsity_schedule", tuple(name for name in sparsities.SCHEDULES if name != "constant")
 
 
-def _count(default: int, low: int, high: int = _LARGEST_COUNT) -> Any:
-    return field(default=default, metadata={"low": low, "high": high})
+# ``only_for`` names another key and the values of it with which this one is read.
+def _count(default: int, low: int, high: int = _LARGEST_COUNT, **more: Any) -> Any:
+    return field(default=default, metadata={"low": low, "high": high, **more})
 
 
-def _number(default: float, low: float, high: float) -> Any:
-    return field(default=default, metadata={"low": low, "high": high})
+def _number(default: float, low: float, high: float, **more: Any) -> Any:
+    return field(default=default, metadata={"low": low, "high": high, **more})
 
 
 def _choice(default: str, *choices: str) -> Any:
@@ -163,7 +167,7 @@ class MethodRecipe:
     """For ``sgd`` and ``imp``: whether norms learn a scale and a shift, beside the weights."""
     sparsity_schedule: str = _choice("constant", *sparsities.SCHEDULES)
     """How the sparsity rises from 0 to its final value."""
-    sparsity_schedule_share: float = _number(0.5, 1e-6, 1)
+    sparsity_schedule_share: float = _number(0.5, 1e-6, 1, only_for=_RISING)
     """The share of the iterations over which the sparsity rises."""
     period: int = _count(300, 1)
     """K_per: iterations between rounds of randomization."""
@@ -178,9 +182,9 @@ class MethodRecipe:
     """Keep the score of a redrawn weight, or flip its sign when the weight's sign flips."""
     redraw_from: str = _choice("fresh", *randomization.REDRAW_FROM)
     """Give redrawn weights fresh values, or those of kept weights (weight recycling)."""
-    freezing_period: int = _count(300, 1)
+    freezing_period: int = _count(300, 1, only_for=("method.mask", ("gem_miner",)))
     """For ``gem_miner`` masks: iterations between the times at which pruned weights are frozen."""
-    rounds: int = _count(3, 1)
+    rounds: int = _count(3, 1, only_for=("method.name", ("imp",)))
     """For ``imp``: how many times weights are pruned and the others rewound."""
 
     @property
@@ -246,15 +250,15 @@ class LearningRateRecipe:
     """Learning rate at the start, or after the warm-up."""
     schedule: str = _choice("cosine", *LEARNING_RATES)
     """How it changes, once per epoch."""
-    milestones: tuple[int, ...] = field(default=(), metadata={"low": 0, "high": _LARGEST_COUNT})
+    milestones: tuple[int, ...] = field(default=(), metadata={"low": 0, "high": _LARGEST_COUNT, "only_for": _STEPS})
     """For ``multi_step``: the epochs at which the rate is multiplied by ``factor``."""
-    factor: float = _number(0.1, 0, _LARGEST_RATE)
+    factor: float = _number(0.1, 0, _LARGEST_RATE, only_for=_STEPS)
     """For ``multi_step``: the factor."""
-    warmup_epochs: int = _count(5, 0)
+    warmup_epochs: int = _count(5, 0, only_for=_WARMUP)
     """For ``warmup_cosine``: epochs of linear warm-up."""
-    final_epochs: int = _count(5, 0)
+    final_epochs: int = _count(5, 0, only_for=_WARMUP)
     """For ``warmup_cosine``: epochs at the end with the rate ``final``."""
-    final: float = _number(1e-5, 0, _LARGEST_RATE)
+    final: float = _number(1e-5, 0, _LARGEST_RATE, only_for=_WARMUP)
     """For ``warmup_cosine``: the rate of the last ``final_epochs``."""
 
     def __post_init__(self) -> None:

@@ -17,23 +17,8 @@ from iterand.errors import RecipeError, extra
 from iterand.lab.networks.external import names_file
 from iterand.lab.training import recipe as schema
 from iterand.lab.training.recipe import Arguments, Recipe
-from iterand.sparsity import SCHEDULES
 
 _LABELS = ("name", "description")  # without influence on the result
-_STEPS, _WARMUP = (("learning_rate.schedule", (name,)) for name in ("multi_step", "warmup_cosine"))
-_READ_BY = {  # the key that decides whether another is read, and its values with which it is
-    "learning_rate.milestones": _STEPS,
-    "learning_rate.factor": _STEPS,
-    "learning_rate.warmup_epochs": _WARMUP,
-    "learning_rate.final_epochs": _WARMUP,
-    "learning_rate.final": _WARMUP,
-    "method.sparsity_schedule_share": (
-        "method.sparsity_schedule",
-        tuple(name for name in SCHEDULES if name != "constant"),
-    ),
-    "method.freezing_period": ("method.mask", ("gem_miner",)),
-    "method.rounds": ("method.name", ("imp",)),
-}
 
 
 def from_dict(values: Mapping[str, Any]) -> Recipe:
@@ -111,9 +96,9 @@ def override(recipe: Recipe, settings: Iterable[str]) -> Recipe:
 
 def refuse_without_effect(recipe: Recipe, settings: Iterable[str]) -> None:
     """Refuse overrides that this recipe, of which they are a part, does not read."""
-    values, defaults = _flatten(as_dict(recipe)), _defaults()
+    values, defaults, known = _flatten(as_dict(recipe)), _defaults(), schema.recipe_keys()
     for key in (_full_key(setting.partition("=")[0].strip()) for setting in settings):
-        decides, readers = _READ_BY.get(key, ("", ()))
+        decides, readers = known[key].metadata.get("only_for", (None, ()))
         if decides and values[decides] not in readers and values[key] != defaults[key]:
             raise RecipeError(
                 f"{key} is for {decides} = {' or '.join(map(repr, readers))}, but it is {values[decides]!r}; leave it "
